@@ -158,7 +158,7 @@ func writeOptions(b *strings.Builder, options []Option) {
 			if alwaysBare(o.Name) {
 				b.WriteString(v)
 			} else {
-				b.WriteString(quote(v))
+				b.WriteString(Quote(v))
 			}
 			b.WriteByte(' ')
 		}
@@ -176,9 +176,9 @@ func alwaysBare(option string) bool {
 	return true
 }
 
-// quote writes a word as iptables-save does: bare if it holds nothing but letters, digits, '-' and '_', else in double
+// Quote writes a word as iptables-save does: bare if it holds nothing but letters, digits, '-' and '_', else in double
 // quotes with backslashes before quotes and backslashes.
-func quote(s string) string {
+func Quote(s string) string {
 	bare := s != ""
 	for i := 0; i < len(s) && bare; i++ {
 		c := s[i]
