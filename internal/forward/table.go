@@ -10,6 +10,7 @@ package forward
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -214,6 +215,15 @@ type Frontend struct {
 	Allow    []netip.Prefix
 }
 
+// Equal compares two frontends by content.
+func (f Frontend) Equal(o Frontend) bool {
+	return f.Kind == o.Kind && f.Addr == o.Addr && f.Port == o.Port && f.Filtered == o.Filtered &&
+		slices.Equal(f.Routes, o.Routes) && slices.Equal(f.Allow, o.Allow)
+}
+
+// Key gives the frontend's key in a table; the protocol is that of the port it belongs to.
+func (f Frontend) Key(proto model.Protocol) Key { return Key{Addr: f.Addr, Port: f.Port, Proto: proto} }
+
 // An Endpoint is one member of a pool.
 type Endpoint struct {
 	netip.AddrPort
@@ -236,6 +246,19 @@ type Port struct {
 	Frontends []Frontend
 	// HealthCheckNodePort is where the Service's health is asked for; 0 is none. Only one port of a Service carries it.
 	HealthCheckNodePort uint16
+	// LocalReady is what HealthCheckNodePort answers with: how many addresses on this node have a ready endpoint of the
+	// Service, whatever the port. 0 on a port without HealthCheckNodePort.
+	LocalReady int
+}
+
+// Equal compares two ports by content.
+func (p *Port) Equal(o *Port) bool {
+	if p == nil || o == nil || p == o {
+		return p == o
+	}
+	return p.Name == o.Name && p.Affinity == o.Affinity && p.HealthCheckNodePort == o.HealthCheckNodePort &&
+		p.LocalReady == o.LocalReady && slices.Equal(p.Cluster, o.Cluster) && slices.Equal(p.Local, o.Local) &&
+		slices.Equal(p.Serving, o.Serving) && slices.EqualFunc(p.Frontends, o.Frontends, Frontend.Equal)
 }
 
 // Endpoints gives the pool's members.
@@ -319,6 +342,12 @@ type Key struct {
 // Port gives the Service port, or nil.
 func (t *Table) Port(n PortName) *Port { return t.ports[n] }
 
+// Owner tells which Service port serves a frontend.
+func (t *Table) Owner(k Key) (PortName, bool) {
+	n, ok := t.index[k]
+	return n, ok
+}
+
 // Len gives the number of Service ports.
 func (t *Table) Len() int { return len(t.ports) }
 
@@ -330,6 +359,14 @@ func (t *Table) Names() []PortName {
 	}
 	slices.SortFunc(names, PortName.Compare)
 	return names
+}
+
+// Equal tells whether two tables say the same. Nil equals nil only.
+func Equal(a, b *Table) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Context.Equal(&b.Context) && maps.EqualFunc(a.ports, b.ports, (*Port).Equal)
 }
 
 // A Delta tells what an update changed in a table.
