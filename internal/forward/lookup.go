@@ -66,6 +66,10 @@ func Lookup(t *Table, p Packet) Outcome {
 		src := p.Src.Addr()
 		// A loopback source cannot leave the machine, so it is replaced even where the client's address is kept.
 		snat := route.SNAT == Always || ep.Addr() == src || src.IsLoopback()
+		// What comes in for an endpoint on this machine itself is delivered here: it is never sent on, so never masked.
+		if p.In != "" && t.Context.isHost(ep.Addr()) {
+			snat = false
+		}
 		o.Choices = append(o.Choices, Choice{Endpoint: ep.AddrPort, SNAT: snat})
 	}
 	return o
