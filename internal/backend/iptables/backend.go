@@ -1,0 +1,143 @@
+// Package iptables is the iptables mode: it turns a forwarding table into chains of the nat and filter tables, in either
+// flavour of the tools, and keeps them that way. It decides no policy and must not import watch, loop or client-go.
+//
+// A program is text in the form that iptables-save prints, so that what is wanted and what is there compare as strings.
+// Read names.go for the chains, port.go for what one Service port gets, dispatch.go and pool.go for the two trees that
+// keep a new connection cheap at any size, diff.go for the order in which tables change.
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
+)
+
+// Backend is the iptables mode for one IP family.
+type Backend struct {
+	tables xtables.Tables
+	c      *compiler
+	// jumps are those that the kernel acknowledged.
+	jumps []jump
+}
+
+var _ backend.Backend = (*Backend)(nil)
+
+// New gives a backend that writes to the given tables.
+func New(t xtables.Tables, opt Options) *Backend {
+	return &Backend{tables: t, c: newCompiler(opt)}
+}
+
+// Mode gives "iptables".
+func (b *Backend) Mode() string { return "iptables" }
+
+// Compile implements backend.Backend.
+func (b *Backend) Compile(t *forward.Table, d forward.Delta) []backend.Problem {
+	return b.c.update(t, d)
+}
+
+// Program gives the wanted program; it is for printing and must not be kept over the next Compile.
+func (b *Backend) Program() Program { return b.c.want }
+
+// Observe implements backend.Backend.
+func (b *Backend) Observe(ctx context.Context) (backend.Observed, error) {
+	o, err := observe(ctx, b.tables, b.c.opt, b.c.want.jumps == nil)
+	if err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// Diff implements backend.Backend.
+func (b *Backend) Diff(have backend.Observed) backend.Plan {
+	if o, ok := have.(*Observation); ok {
+		return b.diffObserved(o).write()
+	}
+	d := difference{}
+	for id, old := range b.c.dirty {
+		now, present := b.c.want.chains[id]
+		d.changes = append(d.changes, change{id, old, chainState{now, present}})
+	}
+	slices.SortFunc(d.changes, func(a, b change) int { return a.id.compare(b.id) })
+	d.insert, d.remove = diffJumps(b.c.want.jumps, b.jumps)
+	return d.write()
+}
+
+// diffObserved also takes the observation over as what the kernel acknowledged.
+func (b *Backend) diffObserved(o *Observation) difference {
+	d := diff(b.c.want, o)
+	clear(b.c.dirty)
+	for _, c := range d.changes {
+		b.c.dirty[c.id] = c.old
+	}
+	b.jumps = o.jumps
+	return d
+}
+
+// maxRefusals bounds how many ports one Apply takes out one after the other before it gives up.
+const maxRefusals = 8
+
+// Apply implements backend.Backend. When the tool names the line that it refuses, the Service port that the line belongs
+// to is left out and the rest is tried again.
+func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
+	start := time.Now()
+	report := backend.Report{}
+	next, ok := p.(*plan)
+	if !ok {
+		report.Err = fmt.Errorf("plan of type %T is not one of this mode", p)
+		return report
+	}
+	for {
+		report.Steps, report.Bytes = report.Steps+next.steps, report.Bytes+len(next.payload)
+		if !next.Empty() {
+			report.Err = b.tables.Restore(ctx, next.payload)
+		}
+		if report.Err == nil {
+			b.c.acknowledge()
+			b.jumps = b.c.want.jumps
+			break
+		}
+		name, found := b.blame(next, report.Err)
+		if !found || len(report.Failed) >= maxRefusals {
+			break
+		}
+		if report.Failed == nil {
+			report.Failed = map[forward.PortName]error{}
+		}
+		report.Failed[name] = report.Err
+		b.c.refuse(name, report.Err)
+		have, err := observe(ctx, b.tables, b.c.opt, false)
+		if err != nil {
+			report.Err = err
+			break
+		}
+		report.Err = nil
+		next = b.diffObserved(have).write()
+	}
+	report.Took = time.Since(start)
+	return report
+}
+
+// blame finds the Service port whose line the tool refused.
+func (b *Backend) blame(p *plan, err error) (forward.PortName, bool) {
+	var step *xtables.StepError
+	if !errors.As(err, &step) || step.Line == 0 || errors.Is(err, xtables.ErrBusy) {
+		return forward.PortName{}, false
+	}
+	id, rule := p.lineAt(step.Line)
+	return b.c.owner(id, rule)
+}
+
+// Pulse implements backend.Backend.
+func (b *Backend) Pulse(ctx context.Context) (string, error) {
+	pulse, err := b.tables.Pulse(ctx)
+	if err != nil {
+		return "", fmt.Errorf("read the tables' pulse: %w", err)
+	}
+	return pulse, nil
+}

@@ -1,0 +1,250 @@
+package iptables
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/forward"
+)
+
+// A compiler keeps the wanted program up to date with a forwarding table, and notes which chains differ from what the
+// kernel acknowledged. Its work for a change is proportional to the change, but for a change of the context or of the
+// layout, which renders every port again.
+type compiler struct {
+	opt     Options
+	ctx     forward.Context
+	compact bool
+	// endpoints is the number of pool members in the whole table: it decides the layout.
+	endpoints int
+	want      Program
+	ports     map[forward.PortName]*compiled
+	trees     [trees]*tree
+	// refused are ports that the kernel did not take; they are left out until the table gives them again.
+	refused map[forward.PortName]error
+	// dirty has the acknowledged state of every chain that is wanted otherwise.
+	dirty map[chainID]chainState
+}
+
+// compiled remembers what a port put into the program, to take it out again.
+type compiled struct {
+	chains   []chainID
+	dispatch []placed
+	size     int
+}
+
+// chainState is one chain as it is or was; not present is a chain that does not exist.
+type chainState struct {
+	body    body
+	present bool
+}
+
+func newCompiler(opt Options) *compiler {
+	if opt.CompactAbove == 0 {
+		opt.CompactAbove = defaultCompactAbove
+	}
+	c := &compiler{
+		opt: opt, want: newProgram(), ports: map[forward.PortName]*compiled{}, refused: map[forward.PortName]error{},
+		dirty: map[chainID]chainState{},
+	}
+	c.plant()
+	return c
+}
+
+// plant makes empty dispatch trees.
+func (c *compiler) plant() {
+	f := c.opt.Family
+	c.trees = [trees]*tree{
+		treeServices:          newTree(tableNAT, chainServices, f, true),
+		treeNodePorts:         newTree(tableNAT, chainNodePorts, f, false),
+		treeRefused:           newTree(tableFilter, chainServices, f, true),
+		treeExternal:          newTree(tableFilter, chainExternal, f, true),
+		treeExternalNodePorts: newTree(tableFilter, chainExternalNodePort, f, false),
+		treeFirewall:          newTree(tableFilter, chainFirewall, f, true),
+		treeHealthCheck:       newTree(tableFilter, chainNodePorts, f, false),
+	}
+}
+
+// set wants a chain; drop wants it gone. Both note what the kernel has instead.
+func (c *compiler) set(id chainID, b body) { c.change(id, chainState{b, true}) }
+func (c *compiler) drop(id chainID)        { c.change(id, chainState{}) }
+
+func (c *compiler) change(id chainID, next chainState) {
+	old, present := c.want.chains[id]
+	was := chainState{old, present}
+	if was == next {
+		return
+	}
+	acked, known := c.dirty[id]
+	if !known {
+		acked = was
+		c.dirty[id] = acked
+	}
+	if acked == next {
+		delete(c.dirty, id)
+	}
+	if next.present {
+		c.want.chains[id] = next.body
+	} else {
+		delete(c.want.chains, id)
+	}
+}
+
+// update takes a change of the table. Nil wants nothing at all.
+func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
+	if t == nil {
+		c.clear()
+		return nil
+	}
+	names := d.Ports
+	full := c.want.jumps == nil || !c.ctx.Equal(&t.Context)
+	for _, n := range names {
+		delete(c.refused, n)
+		c.count(t, n)
+	}
+	if compact := c.endpoints > c.opt.CompactAbove && !c.opt.NoBPF; full || compact != c.compact {
+		c.ctx, c.compact = t.Context, compact
+		c.want.jumps = c.opt.jumps(&c.ctx)
+		c.fixed()
+		names = t.Names()
+		for n := range c.ports {
+			if t.Port(n) == nil {
+				names = append(names, n)
+			}
+		}
+	}
+	var problems []backend.Problem
+	for _, n := range names {
+		if err := c.port(n, t.Port(n)); err != nil {
+			problems = append(problems, backend.Problem{Port: n, Reason: "CannotExpress", Err: err})
+		}
+	}
+	c.flush()
+	return problems
+}
+
+// count keeps the number of endpoints. A port that is new gets its entry here.
+func (c *compiler) count(t *forward.Table, n forward.PortName) {
+	p, size := t.Port(n), 0
+	if p != nil {
+		size = len(p.Cluster) + len(p.Local)
+	}
+	have := c.ports[n]
+	if have == nil {
+		have = &compiled{}
+		c.ports[n] = have
+	}
+	c.endpoints += size - have.size
+	have.size = size
+}
+
+// fixed sets the chains that belong to no port.
+func (c *compiler) fixed() {
+	want := c.opt.fixed(&c.ctx, c.compact)
+	for id, b := range want {
+		c.set(id, b)
+	}
+	local := chainID{tableFilter, chainLocalnet}
+	if _, ok := want[local]; !ok {
+		c.drop(local)
+	}
+	for _, t := range c.trees {
+		t.top.dirty = true // roots carry rules that depend on the context
+	}
+}
+
+// port renders one Service port anew; nil takes it out.
+func (c *compiler) port(n forward.PortName, p *forward.Port) error {
+	have := c.ports[n]
+	if have == nil {
+		have = &compiled{}
+		c.ports[n] = have
+	}
+	var out rendering
+	var err error
+	if p != nil && c.refused[n] == nil {
+		if out, err = render(c.opt, &c.ctx, c.compact, p); err != nil {
+			out = rendering{}
+		}
+	}
+	for _, id := range have.chains {
+		if _, stays := out.chains[id]; !stays {
+			c.drop(id)
+		}
+	}
+	for _, old := range have.dispatch {
+		if !slices.ContainsFunc(out.dispatch, func(p placed) bool { return p.tree == old.tree && p.key == old.key }) {
+			c.trees[old.tree].set(old.key, "")
+		}
+	}
+	for id, b := range out.chains {
+		c.set(id, b)
+	}
+	for _, p := range out.dispatch {
+		if !slices.Contains(have.dispatch, p) {
+			c.trees[p.tree].set(p.key, p.rule)
+		}
+	}
+	if p == nil {
+		delete(c.ports, n)
+		return nil
+	}
+	have.chains = slices.SortedFunc(maps.Keys(out.chains), chainID.compare)
+	have.dispatch = out.dispatch
+	return err
+}
+
+// refuse leaves a port out because the kernel did not take it.
+func (c *compiler) refuse(n forward.PortName, err error) {
+	size := c.ports[n].size
+	c.refused[n] = err
+	_ = c.port(n, nil)
+	c.ports[n] = &compiled{size: size}
+	c.flush()
+}
+
+// flush brings the chains of the dispatch trees up to date.
+func (c *compiler) flush() {
+	const last = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+	tail := map[int][]string{
+		treeServices: nodePortJumps(&c.ctx, last, chainNodePorts),
+		treeExternal: nodePortJumps(&c.ctx, "kubernetes service nodeports without endpoints", chainExternalNodePort),
+	}
+	for i, t := range c.trees {
+		root, changed := t.flush(
+			func(name string, b body) { c.set(chainID{t.table, name}, b) },
+			func(name string) { c.drop(chainID{t.table, name}) })
+		if changed {
+			c.set(chainID{t.table, t.root}, bodyOf(append(root, tail[i]...)...))
+		}
+	}
+}
+
+// clear wants nothing.
+func (c *compiler) clear() {
+	for id := range c.want.chains {
+		c.drop(id)
+	}
+	c.want.jumps, c.endpoints = nil, 0
+	clear(c.ports)
+	clear(c.refused)
+	c.plant()
+}
+
+// owner finds the port that a line of the program belongs to.
+func (c *compiler) owner(id chainID, rule string) (forward.PortName, bool) {
+	for n, have := range c.ports {
+		if slices.Contains(have.chains, id) {
+			return n, true
+		}
+		for _, p := range have.dispatch {
+			if p.rule == rule && c.trees[p.tree].table == id.table {
+				return n, true
+			}
+		}
+	}
+	return forward.PortName{}, false
+}
+
+// acknowledge notes that the kernel holds what is wanted.
+func (c *compiler) acknowledge() { clear(c.dirty) }

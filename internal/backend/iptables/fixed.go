@@ -1,0 +1,165 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
+	"github.com/turnout-proxy/turnout/internal/model"
+)
+
+// Options are the facts that a program depends on besides the forwarding table. They stay the same as long as the
+// backend lives.
+type Options struct {
+	Family model.Family
+	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0..31.
+	MasqueradeBit int
+	// AcceptInvalid leaves out the rule that drops packets which connection tracking calls invalid. It is for nodes that
+	// run with net.netfilter.nf_conntrack_tcp_be_liberal, where such packets are meant to pass.
+	AcceptInvalid bool
+	// NoBPF tells that the kernel lacks the bpf match. Hairpin connections are then recognised by one rule for each
+	// endpoint, and the compact layout is not used.
+	NoBPF bool
+	// NoRandomFully tells that MASQUERADE cannot choose ports at random.
+	NoRandomFully bool
+	// CompactAbove is the number of endpoints above which the compact layout is used; 0 means 1,000.
+	CompactAbove int
+}
+
+const defaultCompactAbove = 1000
+
+// mark gives the masquerade mark as rules show it.
+func (o Options) mark() string { return fmt.Sprintf("0x%x", uint32(1)<<o.MasqueradeBit) }
+
+func (o Options) masquerade() string {
+	if o.NoRandomFully {
+		return "-j MASQUERADE"
+	}
+	return "-j MASQUERADE --random-fully"
+}
+
+// host gives an address as a rule shows it.
+func host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+
+// comment gives the match that carries a text. A text that is too long for the kernel is cut in its middle: both ends
+// of "namespace/name:port what for" say more than the middle does.
+func comment(text string) string {
+	if over := len(text) - xtables.MaxComment; over > 0 {
+		keep := (xtables.MaxComment - len("...")) / 2
+		text = text[:keep] + "..." + text[len(text)-keep:]
+	}
+	return "-m comment --comment " + xtables.Quote(text) + " "
+}
+
+// hairpinMatch matches a packet whose source and destination are the same address, by a classic BPF program over its IP
+// header: an endpoint that was handed its own connection.
+//
+// It loads each 32-bit word of the source (offset 12 in IPv4, 8 in IPv6) and compares it with the destination's
+// (16 and 24). Instructions: 32 = load word at a fixed offset, 7 = copy A to X, 29 = jump if A equals X, 6 = return.
+// Source: the kernel's Documentation/networking/filter.rst; iptables-extensions(8), "bpf".
+func hairpinMatch(f model.Family) string {
+	if f == model.IPv6 {
+		return `-m bpf --bytecode "18,32 0 0 8,7 0 0 0,32 0 0 24,29 0 13 0,32 0 0 12,7 0 0 0,32 0 0 28,29 0 9 0,` +
+			`32 0 0 16,7 0 0 0,32 0 0 32,29 0 5 0,32 0 0 20,7 0 0 0,32 0 0 36,29 0 1 0,6 0 0 65535,6 0 0 0" `
+	}
+	return `-m bpf --bytecode "6,32 0 0 12,7 0 0 0,32 0 0 16,29 0 1 0,6 0 0 65535,6 0 0 0" `
+}
+
+// jumps are the rules in the built-in chains, in the order in which they are prepended. Upstream's set, and one more:
+// without the jump from OUTPUT the node itself would hang on an external address without endpoints instead of being
+// refused.
+func (o Options) jumps(c *forward.Context) []jump {
+	const isNew = "-m conntrack --ctstate NEW "
+	j := func(table, from, match, text, to string) jump {
+		rule := match
+		if text != "" {
+			rule += comment(text)
+		}
+		return jump{table: table, from: from, rule: rule + "-j " + to, to: to}
+	}
+	out := []jump{
+		j(tableFilter, "INPUT", isNew, "kubernetes externally-visible service portals", chainExternal),
+		j(tableFilter, "FORWARD", isNew, "kubernetes externally-visible service portals", chainExternal),
+		j(tableFilter, "OUTPUT", isNew, "kubernetes externally-visible service portals", chainExternal),
+		j(tableFilter, "INPUT", "", "kubernetes health check service ports", chainNodePorts),
+		j(tableFilter, "FORWARD", isNew, "kubernetes service portals", chainServices),
+		j(tableFilter, "OUTPUT", isNew, "kubernetes service portals", chainServices),
+		j(tableFilter, "FORWARD", "", "kubernetes forwarding rules", chainForward),
+		j(tableFilter, "INPUT", isNew, "kubernetes load balancer firewall", chainFirewall),
+		j(tableFilter, "OUTPUT", isNew, "kubernetes load balancer firewall", chainFirewall),
+		j(tableFilter, "FORWARD", isNew, "kubernetes load balancer firewall", chainFirewall),
+		j(tableNAT, "OUTPUT", "", "kubernetes service portals", chainServices),
+		j(tableNAT, "PREROUTING", "", "kubernetes service portals", chainServices),
+		j(tableNAT, "POSTROUTING", "", "kubernetes postrouting rules", chainPostrouting),
+	}
+	if c.NodePorts.Loopback {
+		out = append(out, j(tableFilter, "INPUT", "", "kubernetes loopback protection", chainLocalnet))
+	}
+	return out
+}
+
+// fixed gives the chains that do not depend on any Service.
+func (o Options) fixed(c *forward.Context, compact bool) map[chainID]body {
+	var post []string
+	if compact {
+		post = append(post, comment("kubernetes hairpin connections requiring SNAT")+"-m conntrack --ctstate DNAT "+
+			hairpinMatch(o.Family)+o.masquerade())
+	}
+	mark := o.mark()
+	post = append(post,
+		"-m mark ! --mark "+mark+"/"+mark+" -j RETURN",
+		"-j MARK --set-xmark "+mark+"/0x0",
+		comment("kubernetes service traffic requiring SNAT")+o.masquerade())
+	var fwd []string
+	if !o.AcceptInvalid {
+		fwd = append(fwd, "-m conntrack --ctstate INVALID -j DROP")
+	}
+	fwd = append(fwd,
+		comment("kubernetes forwarding rules")+"-m mark --mark "+mark+"/"+mark+" -j ACCEPT",
+		comment("kubernetes forwarding conntrack rule")+"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+	out := map[chainID]body{
+		{tableNAT, chainPostrouting}: bodyOf(post...),
+		{tableNAT, chainMarkMasq}:    bodyOf("-j MARK --set-xmark " + mark + "/" + mark),
+		{tableFilter, chainForward}:  bodyOf(fwd...),
+	}
+	if c.NodePorts.Loopback {
+		out[chainID{tableFilter, chainLocalnet}] = bodyOf("! -s 127.0.0.0/8 -d 127.0.0.0/8 " +
+			comment("block incoming localnet connections") + "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP")
+	}
+	return out
+}
+
+// nodePortJumps gives the rules that lead packets for this machine's addresses, as far as NodePorts answer on them, to a
+// chain. They are the last ones of the chain that they stand in.
+func nodePortJumps(c *forward.Context, text, to string) []string {
+	s := c.NodePorts
+	if s.All {
+		loopback := ""
+		switch {
+		case c.Family == model.IPv6:
+			loopback = "! -d ::1/128 "
+		case !s.Loopback:
+			loopback = "! -d 127.0.0.0/8 "
+		}
+		return []string{loopback + comment(text) + "-m addrtype --dst-type LOCAL -j " + to}
+	}
+	rules := make([]string, len(s.Addrs))
+	for i, a := range s.Addrs {
+		rules[i] = "-d " + host(a) + " " + comment(text) + "-j " + to
+	}
+	return rules
+}
+
+// fromPod and notFromPod give the match of a detector; ok is false if it knows nothing.
+func fromPod(d forward.Detector) (match string, ok bool) {
+	switch {
+	case d.CIDR.IsValid():
+		return "-s " + d.CIDR.Masked().String() + " ", true
+	case d.Interface != "":
+		return "-i " + d.Interface + " ", true
+	case d.InterfacePrefix != "":
+		return "-i " + d.InterfacePrefix + "+ ", true
+	}
+	return "", false
+}
