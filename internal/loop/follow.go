@@ -1,0 +1,266 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/health"
+	"github.com/turnout-proxy/turnout/internal/model"
+)
+
+// A Cleaner deletes the UDP flows of one IP family that go to endpoints which may no longer answer them, and no others.
+// Clean gives the number of flows deleted, also beside an error. It runs aside from the loop.
+type Cleaner interface {
+	Clean(ctx context.Context, v FlowView) (deleted int, err error)
+}
+
+// A FlowView is what a Cleaner needs to know of a table. It is not changed any more.
+type FlowView struct {
+	Context forward.Context
+	// Ports are all UDP ports of the table, sorted by name.
+	Ports []*forward.Port
+	// Changed names the UDP ports, present or gone, that changed since the last successful clean-up, with what they were
+	// before; nil for one that is new.
+	Changed map[forward.PortName]*forward.Port
+}
+
+// follow is what has to be done when a round has taken effect, derived from what is wanted. What a failed round could
+// not do stays noted.
+type follow struct {
+	noLocal            map[forward.PortName]noLocal
+	internal, external int
+
+	udp map[forward.PortName]*forward.Port
+	// pending are UDP ports whose change is not in the kernel yet, ready those whose flows can be cleaned.
+	pending, ready map[forward.PortName]*forward.Port
+	cleaning       bool
+	cleanAt        time.Time
+	retry          backoff
+
+	scope     forward.NodePortScope
+	checks    map[forward.PortName]health.Service
+	published map[model.Name]health.Service
+	recheck   bool
+}
+
+// noLocal tells of a port with which traffic policies it has endpoints, but none here.
+type noLocal struct{ internal, external bool }
+
+func newFollow(longest time.Duration) follow {
+	return follow{
+		noLocal: map[forward.PortName]noLocal{},
+		udp:     map[forward.PortName]*forward.Port{},
+		pending: map[forward.PortName]*forward.Port{}, ready: map[forward.PortName]*forward.Port{},
+		retry:  backoff{start: time.Second, max: longest},
+		checks: map[forward.PortName]health.Service{}, recheck: true,
+	}
+}
+
+// note takes over what an update changed in the table.
+func (w *follow) note(t *forward.Table, d forward.Delta) {
+	for _, n := range d.Ports {
+		w.notePort(n, t.Port(n))
+	}
+	if d.Context {
+		for _, n := range t.Names() {
+			w.notePort(n, t.Port(n))
+		}
+		w.scope, w.recheck = t.Context.NodePorts, true
+	}
+}
+
+func (w *follow) notePort(n forward.PortName, p *forward.Port) {
+	now := noLocalOf(p)
+	was := w.noLocal[n]
+	w.internal += number(now.internal) - number(was.internal)
+	w.external += number(now.external) - number(was.external)
+	setOrDelete(w.noLocal, n, now, now != noLocal{})
+
+	if n.Proto == model.UDP {
+		old := w.udp[n]
+		if stale(old, p) {
+			if _, noted := w.pending[n]; !noted {
+				w.pending[n] = old
+			}
+		}
+		setOrDelete(w.udp, n, p, p != nil)
+	}
+
+	var check health.Service
+	if p != nil && p.HealthCheckNodePort != 0 {
+		check = health.Service{Name: n.Name, Port: p.HealthCheckNodePort, LocalReady: p.LocalReady}
+	}
+	if w.checks[n] != check {
+		w.recheck = true
+		setOrDelete(w.checks, n, check, check != health.Service{})
+	}
+}
+
+// noLocalOf looks for routes that drop because of traffic policy Local.
+func noLocalOf(p *forward.Port) noLocal {
+	var found noLocal
+	if p == nil {
+		return found
+	}
+	for _, f := range p.Frontends {
+		for _, r := range f.Routes {
+			if r.Reason != forward.NoLocalEndpoints {
+				continue
+			}
+			if f.Kind == forward.ClusterIP {
+				found.internal = true
+			} else {
+				found.external = true
+			}
+		}
+	}
+	return found
+}
+
+// stale tells whether a change may have left flows that go the wrong way: an endpoint stopped to answer, a frontend is
+// new or gone, or the port had no endpoint before, so that packets went past it.
+func stale(old, now *forward.Port) bool {
+	switch {
+	case old == now:
+		return false
+	case old == nil || now == nil || len(old.Serving) == 0:
+		return true
+	}
+	same := func(a, b forward.Frontend) bool { return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port }
+	if !slices.EqualFunc(old.Frontends, now.Frontends, same) {
+		return true
+	}
+	answers := make(map[string]struct{}, len(now.Serving))
+	for _, e := range now.Serving {
+		answers[e.String()] = struct{}{}
+	}
+	for _, e := range old.Serving {
+		if _, ok := answers[e.String()]; !ok {
+			return true
+		}
+	}
+	return false
+}
+
+// succeeded publishes what is wanted, as it is in the kernel now.
+func (w *follow) succeeded(l *Loop, f *family) {
+	l.cfg.Metrics.NoLocalEndpoints(f.Family.Family, w.internal, w.external)
+	for n, old := range w.pending {
+		if _, refused := f.ports.failed[n]; refused {
+			continue
+		}
+		if _, noted := w.ready[n]; !noted {
+			w.ready[n] = old
+		}
+		delete(w.pending, n)
+	}
+	if !w.recheck {
+		return
+	}
+	w.recheck = false
+	w.published = make(map[model.Name]health.Service, len(w.checks))
+	for _, c := range w.checks {
+		w.published[c.Name] = c
+	}
+	w.publish(l, f)
+}
+
+// failed tells load balancers of endpoints that are gone, although the rules still go to them; new ones are not told of
+// before they can be reached.
+func (w *follow) failed(l *Loop, f *family) {
+	if !w.recheck || w.published == nil {
+		return
+	}
+	ready := make(map[model.Name]int, len(w.checks))
+	for _, c := range w.checks {
+		ready[c.Name] = c.LocalReady
+	}
+	lowered := false
+	for n, c := range w.published {
+		if ready[n] < c.LocalReady {
+			c.LocalReady = ready[n]
+			w.published[n] = c
+			lowered = true
+		}
+	}
+	if lowered {
+		w.publish(l, f)
+	}
+}
+
+func (w *follow) publish(l *Loop, f *family) {
+	list := slices.SortedFunc(maps.Values(w.published), func(a, b health.Service) int { return a.Name.Compare(b.Name) })
+	l.cfg.Health.SetServices(f.Family.Family, w.scope, list)
+}
+
+// dispatchCleaner starts the clean-up of flows that is due, and gives the time at which to look again.
+func (l *Loop) dispatchCleaner(ctx context.Context, now time.Time, f *family) time.Time {
+	w := &f.follow
+	if f.Cleaner == nil || w.cleaning || len(w.ready) == 0 {
+		return time.Time{}
+	}
+	if now.Before(w.cleanAt) {
+		return w.cleanAt
+	}
+	v := FlowView{Context: f.Builder.Table().Context, Ports: make([]*forward.Port, 0, len(w.udp)), Changed: w.ready}
+	for _, p := range w.udp {
+		v.Ports = append(v.Ports, p)
+	}
+	slices.SortFunc(v.Ports, func(a, b *forward.Port) int { return a.Name.Compare(b.Name) })
+	w.cleaning, w.ready = true, map[forward.PortName]*forward.Port{}
+	l.workers.Go(func() {
+		began := l.clock.Now()
+		deleted := 0
+		err := guard(func() (err error) {
+			deleted, err = f.Cleaner.Clean(ctx, v)
+			return err
+		})
+		took := l.clock.Now().Sub(began)
+		l.deliver(ctx, func() { l.cleaned(f, v, deleted, took, err) })
+	})
+	return time.Time{}
+}
+
+// cleaned takes over the result of a clean-up. One that failed is tried again, for the same ports.
+func (l *Loop) cleaned(f *family, v FlowView, deleted int, took time.Duration, err error) {
+	w := &f.follow
+	w.cleaning = false
+	l.cfg.Metrics.FlowsCleaned(f.Family.Family, took, deleted, err == nil)
+	f.stats.FlowsDeleted += deleted
+	if err == nil {
+		if w.retry.tries > 0 {
+			l.log.Info("Cleaning of UDP flows works again", familyAttr(f))
+		}
+		w.retry.reset()
+		return
+	}
+	if errors.Is(err, context.Canceled) {
+		return
+	}
+	// The oldest state of a port is the one to compare with.
+	maps.Copy(w.ready, v.Changed)
+	first := w.retry.tries == 0
+	w.cleanAt = l.clock.Now().Add(w.retry.fail(l.cfg.Jitter()))
+	if first {
+		l.log.Error("Could not delete stale UDP flows, kept trying", familyAttr(f), errAttr(err))
+	}
+}
+
+func number(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func setOrDelete[K comparable, V any](m map[K]V, k K, v V, keep bool) {
+	if keep {
+		m[k] = v
+	} else {
+		delete(m, k)
+	}
+}

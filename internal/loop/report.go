@@ -1,0 +1,255 @@
+package loop
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/logkey"
+	"github.com/turnout-proxy/turnout/internal/model"
+)
+
+// portStates are the ports of a family that do not work.
+type portStates struct {
+	// failed are those that the kernel refuses, unsupported those that the mode cannot express.
+	failed      map[forward.PortName]*portFailure
+	unsupported map[forward.PortName]backend.Problem
+	// next is when the first of the refused is to be tried again; zero if none is refused.
+	next time.Time
+}
+
+// A portFailure is an episode in which the kernel refuses a port.
+type portFailure struct {
+	err         error
+	since, next time.Time
+	// tries counts every round that was refused, retry only those that were due.
+	tries int
+	retry backoff
+}
+
+func newPortStates() portStates {
+	return portStates{failed: map[forward.PortName]*portFailure{}, unsupported: map[forward.PortName]backend.Problem{}}
+}
+
+// retryDue tells whether a refused port is to be tried again.
+func (s *portStates) retryDue(now time.Time) bool { return !s.next.IsZero() && !now.Before(s.next) }
+
+// refused gives the Services that have a refused port.
+func (s *portStates) refused() map[model.Name]struct{} {
+	if len(s.failed) == 0 {
+		return nil
+	}
+	names := make(map[model.Name]struct{}, len(s.failed))
+	for n := range s.failed {
+		names[n.Name] = struct{}{}
+	}
+	return names
+}
+
+// takePorts takes over which ports the kernel refused in work that took effect otherwise. Everything that was refused
+// before was part of that work, as it stays wanted.
+func (l *Loop) takePorts(f *family, refused map[forward.PortName]error, now time.Time) {
+	s := &f.ports
+	if len(s.failed) == 0 && len(refused) == 0 {
+		return
+	}
+	for n, p := range s.failed {
+		if _, still := refused[n]; still {
+			continue
+		}
+		delete(s.failed, n)
+		if f.Builder.Table().Port(n) != nil {
+			l.line(now, slog.LevelInfo, "Service port works again", familyAttr(f), portAttr(n),
+				slog.Int(logkey.Attempt, p.tries+1), slog.Duration(logkey.Since, now.Sub(p.since)))
+		}
+	}
+	s.next = time.Time{}
+	for _, n := range slices.SortedFunc(maps.Keys(refused), forward.PortName.Compare) {
+		l.takeRefusal(f, n, refused[n], now)
+	}
+	for _, p := range s.failed {
+		s.next = earliest(s.next, p.next)
+	}
+	l.cfg.Metrics.Ports(f.Family.Family, len(s.failed), len(s.unsupported))
+}
+
+func (l *Loop) takeRefusal(f *family, n forward.PortName, err error, now time.Time) {
+	p := f.ports.failed[n]
+	first := p == nil
+	if first {
+		p = &portFailure{since: now, retry: backoff{start: time.Second, max: l.cfg.SyncPeriod}}
+		f.ports.failed[n] = p
+	}
+	p.err = err
+	p.tries++
+	if !now.Before(p.next) {
+		p.next = now.Add(p.retry.fail(l.cfg.Jitter()))
+	}
+	if !first {
+		return
+	}
+	l.line(now, slog.LevelError, "Service port was refused, kept trying", familyAttr(f), portAttr(n), errAttr(err))
+	l.publish(model.Finding{
+		Severity: model.Error, Kind: "Service", Object: n.Name.String(), Reason: "PortRefused",
+		Message: "port " + n.String() + " (" + f.Family.Family.String() + ") is not in effect on this node, trying again: " + clip(err.Error()),
+	})
+}
+
+// takeProblems takes over what the mode cannot express. Compile speaks about the ports that it was given.
+func (l *Loop) takeProblems(f *family, w work, out outcome, now time.Time) {
+	s := &f.ports
+	old := s.unsupported
+	if w.delta.Context {
+		s.unsupported = map[forward.PortName]backend.Problem{}
+	} else if len(old) > 0 {
+		s.unsupported = maps.Clone(old)
+		for _, n := range w.delta.Ports {
+			delete(s.unsupported, n)
+		}
+	}
+	for _, p := range out.problems {
+		s.unsupported[p.Port] = p
+		if was, known := old[p.Port]; known && was.Reason == p.Reason {
+			continue
+		}
+		l.line(now, slog.LevelError, "Service port cannot be served as asked in this mode", familyAttr(f), portAttr(p.Port),
+			slog.String(logkey.Reason, p.Reason), errAttr(p.Err))
+		l.publish(model.Finding{
+			Severity: model.Error, Kind: "Service", Object: p.Port.Name.String(), Reason: p.Reason,
+			Message: "port " + p.Port.String() + " (" + f.Family.Family.String() + ") cannot be served as asked: " + errText(p.Err),
+		})
+	}
+	if len(old) != len(s.unsupported) || len(out.problems) > 0 {
+		l.cfg.Metrics.Ports(f.Family.Family, len(s.failed), len(s.unsupported))
+	}
+}
+
+// findings are what is known to be wrong with objects, by where it was found.
+type findings struct {
+	from map[source][]model.Finding
+	// standing counts how many places report the same; both families often do.
+	standing map[model.Finding]int
+	// fresh are those that nobody was told of, in the order in which they came.
+	fresh   []model.Finding
+	changed bool
+}
+
+// A source is where findings come from: an event about an object, or the builder of a family.
+type source struct {
+	object objectKey
+	family model.Family
+}
+
+func newFindings() findings {
+	return findings{from: map[source][]model.Finding{}, standing: map[model.Finding]int{}}
+}
+
+// set replaces what a source reports.
+func (s *findings) set(from source, list []model.Finding) {
+	old := s.from[from]
+	if len(old) == 0 && len(list) == 0 || slices.Equal(old, list) {
+		return
+	}
+	s.changed = true
+	for _, f := range list {
+		s.standing[f]++
+		if s.standing[f] == 1 && !slices.Contains(old, f) {
+			s.fresh = append(s.fresh, f)
+		}
+	}
+	for _, f := range old {
+		if s.standing[f]--; s.standing[f] == 0 {
+			delete(s.standing, f)
+		}
+	}
+	setOrDelete(s.from, from, slices.Clone(list), len(list) > 0)
+}
+
+// all gives what stands, sorted and without duplicates.
+func (s *findings) all() []model.Finding {
+	return slices.SortedFunc(maps.Keys(s.standing), compareFindings)
+}
+
+// takeFindings takes over what a family's builder reports.
+func (l *Loop) takeFindings(f *family, now time.Time) {
+	var list []model.Finding
+	conflicts := 0
+	for _, found := range f.Builder.Findings() {
+		list = append(list, found...)
+	}
+	for i := range list {
+		if list[i].Reason == conflictReason {
+			conflicts++
+		}
+	}
+	slices.SortFunc(list, compareFindings)
+	l.findings.set(source{family: f.Family.Family}, list)
+	l.cfg.Metrics.Conflicts(f.Family.Family, conflicts)
+	l.reportFindings(now)
+}
+
+// conflictReason is the reason of a finding of package forward about a frontend that an older object has.
+const conflictReason = "FrontendConflict"
+
+// reportFindings logs and publishes what is new.
+func (l *Loop) reportFindings(now time.Time) {
+	if !l.findings.changed {
+		return
+	}
+	l.findings.changed = false
+	for _, f := range l.findings.fresh {
+		level := slog.LevelWarn
+		if f.Severity == model.Error {
+			level = slog.LevelError
+		}
+		l.line(now, level, "Found a problem with an object", slog.String(logkey.Kind, f.Kind),
+			slog.String(logkey.Object, f.Object), slog.String(logkey.Reason, f.Reason),
+			slog.String(logkey.Message, clip(f.Message)))
+		l.publish(f)
+	}
+	l.findings.fresh = nil
+	counts := map[[2]string]int{}
+	for f := range l.findings.standing {
+		counts[[2]string{f.Reason, f.Severity.String()}]++
+	}
+	l.cfg.Metrics.Findings(counts)
+}
+
+func (l *Loop) publish(f model.Finding) {
+	if l.cfg.Events != nil {
+		l.cfg.Events.Publish(f)
+	}
+}
+
+// line logs something about a single object, unless there was too much of it in the last minute.
+func (l *Loop) line(now time.Time, level slog.Level, msg string, attrs ...slog.Attr) {
+	if l.lines.allow(now) {
+		l.log.LogAttrs(context.Background(), level, msg, attrs...)
+	}
+}
+
+// longest is how much of a text goes into a log line; errors of tools may carry their whole input.
+const longest = 1000
+
+func clip(s string) string {
+	if len(s) <= longest {
+		return s
+	}
+	return s[:longest] + " ..."
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return clip(err.Error())
+}
+
+func errAttr(err error) slog.Attr           { return slog.String(logkey.Err, errText(err)) }
+func countAttr(n int) slog.Attr             { return slog.Int(logkey.Count, n) }
+func portAttr(n forward.PortName) slog.Attr { return slog.String(logkey.PortName, n.String()) }
+func familyAttr(f *family) slog.Attr        { return slog.String(logkey.Family, f.Family.Family.String()) }

@@ -1,0 +1,170 @@
+package loop
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/turnout-proxy/turnout/internal/logkey"
+)
+
+// A watch looks for objects that others changed. It first looks at a cheap fingerprint; only a new one that is not our
+// own work leads to reading everything back, and that seldom enough to stay cheap.
+type watch struct {
+	// pulse is the last fingerprint, empty if unknown. pulseAt is when to look again.
+	pulse     string
+	pulseAt   time.Time
+	pulseErrs bool
+	// suspect tells that somebody else changed something; readBackAt is when it may be looked at.
+	suspect    bool
+	readBackAt time.Time
+	// verifyAt is when to read back in any case.
+	verifyAt time.Time
+
+	// An episode of drift starts with a repair that is logged and ends when none was needed for a while.
+	episode bool
+	repairs int
+	began   time.Time
+	until   time.Time
+}
+
+// The limits of read-backs keep them under 2 % of one processor, whatever a read-back costs: at most one in 50 times
+// its duration when others keep changing things, one in 200 times without a reason.
+const (
+	leastReadBack  = 2 * time.Second
+	readBackShare  = 50
+	verifyShare    = 200
+	episodeSilence = time.Minute
+)
+
+// dispatchWatch starts the look that is due, and gives the time of the next.
+func (l *Loop) dispatchWatch(ctx context.Context, now time.Time, f *family) time.Time {
+	w := &f.watch
+	switch {
+	case w.suspect && !now.Before(w.readBackAt), !now.Before(w.verifyAt):
+		l.startVerify(ctx, f)
+		return time.Time{}
+	case w.suspect:
+		return earliest(w.readBackAt, w.verifyAt)
+	case !now.Before(w.pulseAt):
+		l.startPulse(f)
+		return time.Time{}
+	}
+	return earliest(w.pulseAt, w.verifyAt)
+}
+
+func (l *Loop) startVerify(ctx context.Context, f *family) {
+	readBack, interrupt := context.WithCancel(ctx)
+	w := work{
+		observe: true, readBack: readBack, verify: true, suspected: f.watch.suspect, ours: true, pulse: f.watch.pulse,
+	}
+	f.interrupt = interrupt
+	f.start(func(ctx context.Context) func() {
+		finish := l.job(f, w)(ctx)
+		interrupt()
+		return finish
+	})
+}
+
+func (l *Loop) startPulse(f *family) {
+	f.start(func(ctx context.Context) func() {
+		var pulse string
+		err := guard(func() (err error) {
+			pulse, err = f.Backend.Pulse(ctx)
+			return err
+		})
+		return func() {
+			f.free()
+			if ctx.Err() != nil {
+				return
+			}
+			if f.watch.pulse != "" && pulse != f.watch.pulse {
+				f.watch.suspect = true
+			}
+			l.takePulse(f, pulse, err)
+		}
+	})
+}
+
+// takePulse remembers a fingerprint. Without one everything may have changed.
+func (l *Loop) takePulse(f *family, pulse string, err error) {
+	w := &f.watch
+	w.pulse, w.pulseAt = pulse, l.clock.Now().Add(l.cfg.PulsePeriod)
+	if err == nil {
+		w.pulseErrs = false
+		return
+	}
+	w.pulse, w.suspect = "", true
+	if !w.pulseErrs {
+		w.pulseErrs = true
+		l.log.Warn("Could not tell whether others changed kernel objects, read everything back instead", familyAttr(f),
+			errAttr(err))
+	}
+}
+
+// takeReadBack takes over what work tells about the kernel.
+func (l *Loop) takeReadBack(f *family, w work, out outcome, now time.Time) {
+	watch := &f.watch
+	if out.interrupted {
+		f.interrupted++
+		watch.suspect = watch.suspect || w.suspected || w.verify
+		return
+	}
+	if out.observed {
+		f.interrupted = 0
+		watch.suspect = false
+		watch.verifyAt = now.Add(max(l.cfg.VerifyPeriod, verifyShare*out.observeTook))
+		if w.verify {
+			watch.readBackAt = now.Add(max(leastReadBack, readBackShare*out.observeTook))
+		}
+		result := "clean"
+		if out.drift {
+			result = "drift"
+		}
+		l.cfg.Metrics.ReadBack(f.Family.Family, out.observeTook, result)
+		f.stats.LastVerified = now
+	} else if w.observe {
+		l.cfg.Metrics.ReadBack(f.Family.Family, out.observeTook, "failed")
+	}
+	if out.observed || out.applied {
+		l.takePulse(f, out.pulse, out.pulseErr)
+	}
+	watch.suspect = watch.suspect || out.foreign
+}
+
+// repaired notes that drift was put right. One line an episode says what it was, however often it comes back.
+func (w *watch) repaired(l *Loop, f *family, out outcome, now time.Time) {
+	l.cfg.Metrics.DriftRepaired(f.Family.Family)
+	f.stats.DriftRepairs++
+	f.stats.LastDrift = now
+	w.repairs++
+	w.until = now.Add(episodeSilence)
+	if w.episode {
+		return
+	}
+	w.episode, w.repairs, w.began = true, 1, now
+	attrs := []any{
+		familyAttr(f), slog.String(logkey.Backend, f.Backend.Mode()), slog.Int(logkey.Steps, out.planned),
+		slog.Duration(logkey.Duration, out.end.Sub(out.start)),
+	}
+	if out.what != "" {
+		attrs = append(attrs, slog.String(logkey.Plan, clip(out.what)))
+	}
+	l.log.Warn("Repaired kernel objects that others had changed", attrs...)
+}
+
+// endEpisode closes an episode after a quiet time, and gives the time at which to look again.
+func (w *watch) endEpisode(l *Loop, f *family, now time.Time) time.Time {
+	if !w.episode {
+		return time.Time{}
+	}
+	if now.Before(w.until) {
+		return w.until
+	}
+	w.episode = false
+	if w.repairs > 1 {
+		l.log.Warn("Others have stopped changing kernel objects", familyAttr(f), countAttr(w.repairs),
+			slog.Duration(logkey.Since, now.Sub(w.began)))
+	}
+	return time.Time{}
+}
