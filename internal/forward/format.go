@@ -200,7 +200,7 @@ func option(b *bufio.Writer, field, value string) {
 
 func word(s string) string {
 	odd := func(r rune) bool {
-		return unicode.IsSpace(r) || !unicode.IsPrint(r) || r == '"' || r == '\\' || r == '#' || r == unicode.ReplacementChar
+		return unicode.IsSpace(r) || !unicode.IsPrint(r) || r == '"' || r == '\\' || r == unicode.ReplacementChar
 	}
 	if strings.ContainsFunc(s, odd) {
 		return strconv.Quote(s)
