@@ -45,10 +45,24 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.addClient(fs)
 	o.addServers(fs)
 	o.addForwarding(fs)
+	o.addPeriods(fs)
 	o.addKept(fs)
 	logsapi.AddFlags(&o.set.Logging, fs)
 	fs.Lookup("logging-format").Usage = `format of the log: "text" or "json"`
 	fs.Lookup("v").Usage = "how much is logged: 0 is what an operator needs, 2 adds each sync, 4 and more is for debugging"
+}
+
+// AddOfflineFlags registers the flags of commands that work without a daemon: which objects, which node, and what decides
+// how they are forwarded.
+func (o *Options) AddOfflineFlags(fs *pflag.FlagSet) {
+	o.fs = fs
+	fs.StringVar(&o.manifests, "manifests", "", "read Services, EndpointSlices and Nodes from the YAML and JSON files "+
+		"of this directory, and ask neither a daemon nor the kernel")
+	fs.StringVar(&o.hostname, "node", "", "name of the node whose view is taken; default the host name")
+	fs.StringVar(&o.socket, "socket", DefaultSocket, "unix socket of the daemon")
+	fs.StringVar(&o.flavour, "iptables-flavour", string(FlavourAuto), "iptables tools to use: auto, legacy or nft")
+	fs.StringVar(&o.file, "config", "", "KubeProxyConfiguration file for --manifests; with it the flags below are ignored")
+	o.addForwarding(fs)
 }
 
 func (o *Options) addOwn(fs *pflag.FlagSet) {
@@ -69,6 +83,14 @@ func (o *Options) addClient(fs *pflag.FlagSet) {
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "requests a second to the API server")
 	fs.DurationVar(&o.set.ConfigSyncPeriod.Duration, "config-sync-period", o.set.ConfigSyncPeriod.Duration,
 		"how often what is known is compared with the API server's list")
+}
+
+func (o *Options) addPeriods(fs *pflag.FlagSet) {
+	s := &o.set
+	fs.DurationVar(&s.IPTables.SyncPeriod.Duration, "iptables-sync-period", s.IPTables.SyncPeriod.Duration,
+		"longest wait before a failed Service is tried again; half of the time after which an overdue sync is unhealthy")
+	fs.DurationVar(&s.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", s.IPTables.MinSyncPeriod.Duration,
+		"shortest time between two syncs after a burst of changes")
 }
 
 func (o *Options) addServers(fs *pflag.FlagSet) {
@@ -97,10 +119,6 @@ func (o *Options) addForwarding(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.IPTables.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
 	fs.BoolVar(s.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *s.IPTables.LocalhostNodePorts,
 		"let NodePorts answer on 127.0.0.1 too (IPv4 only)")
-	fs.DurationVar(&s.IPTables.SyncPeriod.Duration, "iptables-sync-period", s.IPTables.SyncPeriod.Duration,
-		"longest wait before a failed Service is tried again; half of the time after which an overdue sync is unhealthy")
-	fs.DurationVar(&s.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", s.IPTables.MinSyncPeriod.Duration,
-		"shortest time between two syncs after a burst of changes")
 	fs.StringVar((*string)(&s.DetectLocalMode), "detect-local-mode", "", "how pods are told from others: ClusterCIDR "+
 		"(default), NodeCIDR, BridgeInterface or InterfaceNamePrefix")
 	fs.StringVar(&s.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "bridge of the pods, for BridgeInterface")
@@ -143,7 +161,7 @@ func (o *Options) addKept(fs *pflag.FlagSet) {
 // ours tells the flags that count beside a configuration file.
 func ours(name string) bool {
 	switch name {
-	case "config", "hostname-override", "master", "cleanup", "manifests", "socket", "iptables-flavour", "help", "version",
+	case "config", "hostname-override", "output", "namespace", "in", "host-address", "no-colour", "master", "cleanup", "manifests", "socket", "iptables-flavour", "help", "version", "node",
 		"logging-format", "log-flush-frequency", "v", "vmodule", "log-text-split-stream", "log-text-info-buffer-size":
 		return true
 	}

@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/turnout-proxy/turnout/internal/config"
+	"github.com/turnout-proxy/turnout/internal/control"
+	"github.com/turnout-proxy/turnout/internal/logkey"
+	"github.com/turnout-proxy/turnout/internal/loop"
+	"github.com/turnout-proxy/turnout/internal/metric"
+	"github.com/turnout-proxy/turnout/internal/watch/manifest"
+)
+
+// A daemon is the running proxy with all its parts.
+type daemon struct {
+	cfg     *config.Config
+	version string
+	started time.Time
+	log     *slog.Logger
+	loop    *loop.Loop
+	metrics *metric.Metrics
+}
+
+// runDaemon works until the context ends or a part cannot go on. Rules stay in any case.
+func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slog.Logger) error {
+	setOOMScore(cfg.OOMScoreAdj, log)
+	ln, err := control.Listen(cfg.Socket)
+	if errors.Is(err, control.ErrInUse) {
+		return err
+	}
+	if err != nil {
+		log.Warn("The control socket is not available and ls and trace will read the kernel", logkey.Err, err)
+	}
+	if ln != nil {
+		defer func() { _ = ln.Close() }()
+	}
+	d := &daemon{cfg: cfg, version: version, started: time.Now(), log: log}
+	d.metrics = metric.New(d.started, version)
+	lanes, err := openLanes(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	d.loop = loop.New(loop.Config{
+		Families: lanes, MinSyncPeriod: cfg.IPTables.MinSyncPeriod, SyncPeriod: cfg.IPTables.SyncPeriod,
+		Logger: log, Metrics: d.metrics,
+	})
+	addrs, err := ownAddrs()
+	if err != nil {
+		return err
+	}
+	d.loop.SetHost(addrs)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.loop.Run(ctx) })
+	g.Go(func() error { return d.watchHost(ctx) })
+	g.Go(func() error { return d.source(ctx) })
+	g.Go(func() error { return d.serveMetrics(ctx) })
+	if ln != nil {
+		g.Go(func() error { return control.Serve(ctx, ln, d, log) })
+	}
+	err = g.Wait()
+	if err == nil {
+		log.Info("Stopped, all rules stay")
+	}
+	return err
+}
+
+// source delivers objects to the loop.
+func (d *daemon) source(ctx context.Context) error {
+	if d.cfg.Manifests != "" {
+		d.log.Info("Reading objects from a directory", logkey.Path, d.cfg.Manifests)
+		return manifest.Watch(ctx, d.cfg.Manifests, d.cfg.NodeName, d.loop.Sink())
+	}
+	return d.watchAPI(ctx)
+}
+
+// setOOMScore asks the kernel to spare this process. Containers often may not: that is no reason to end.
+func setOOMScore(adj int, log *slog.Logger) {
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(adj)), 0); err != nil {
+		log.Debug("Did not set oom_score_adj", logkey.Err, err)
+	}
+}

@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/turnout-proxy/turnout/internal/backend/iptables"
+	"github.com/turnout-proxy/turnout/internal/config"
+	"github.com/turnout-proxy/turnout/internal/flow"
+	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel/conntrack"
+	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
+	"github.com/turnout-proxy/turnout/internal/logkey"
+	"github.com/turnout-proxy/turnout/internal/loop"
+	"github.com/turnout-proxy/turnout/internal/model"
+)
+
+// openLanes prepares each IP family that this machine can serve. It is an error if there is none.
+func openLanes(ctx context.Context, cfg *config.Config, log *slog.Logger) ([]loop.Family, error) {
+	var lanes []loop.Family
+	var reasons []error
+	for _, f := range families() {
+		lane, err := openLane(ctx, cfg, f, log)
+		if err != nil {
+			reasons = append(reasons, err)
+			log.Warn("Services of this IP family are not served", logkey.Family, f, logkey.Err, err)
+			continue
+		}
+		lanes = append(lanes, lane)
+	}
+	if len(lanes) == 0 {
+		return nil, fmt.Errorf("iptables is not available on this host: %w", errors.Join(reasons...))
+	}
+	return lanes, nil
+}
+
+func openLane(ctx context.Context, cfg *config.Config, f model.Family, log *slog.Logger) (loop.Family, error) {
+	if f == model.IPv6 && !ipv6Enabled() {
+		return loop.Family{}, errors.New("IPv6 is switched off on this machine")
+	}
+	tables, flavour, reason, err := openTables(ctx, cfg.IPTables.Flavour, f)
+	if err != nil {
+		return loop.Family{}, err
+	}
+	log.Info("Using iptables Proxier", logkey.Family, f, "flavour", flavour, logkey.Reason, reason)
+	return loop.Family{
+		Family: f, Builder: forward.NewBuilder(forwardConfig(cfg, f)),
+		Backend: iptables.New(tables, iptablesOptions(cfg, f)), Cleaner: cleaner{f, conntrack.Kernel{}},
+	}, nil
+}
+
+// ipv6Enabled tells whether the kernel has IPv6 and lets interfaces use it.
+func ipv6Enabled() bool {
+	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {
+		return false
+	}
+	value, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	return err != nil || strings.TrimSpace(string(value)) != "1"
+}
+
+// openTables finds the tools for a family and checks that the kernel answers through them.
+func openTables(
+	ctx context.Context, want config.Flavour, f model.Family,
+) (xtables.Tables, xtables.Flavour, string, error) {
+	flavour, reason := xtables.Flavour(want), "--iptables-flavour"
+	if want == config.FlavourAuto {
+		var err error
+		if flavour, reason, err = detectFlavour(ctx, f); err != nil {
+			return nil, "", "", err
+		}
+	}
+	tables, err := xtables.Open(f, flavour)
+	if err != nil {
+		return nil, "", "", err
+	}
+	if _, err := tables.Save(ctx, "nat"); err != nil {
+		return nil, "", "", err
+	}
+	return tables, flavour, reason, nil
+}
+
+// A cleaner deletes the connection tracking entries that lead to endpoints which are gone.
+type cleaner struct {
+	family model.Family
+	table  conntrack.Table
+}
+
+// Clean implements loop.Cleaner.
+func (c cleaner) Clean(ctx context.Context, ix *flow.Index) (int, error) {
+	protos := slices.DeleteFunc(flow.Protocols(), func(p model.Protocol) bool { return !ix.Wants(p) })
+	return conntrack.Forget(ctx, c.table, c.family, protos, ix.Stale)
+}
