@@ -97,7 +97,7 @@ func (a *app) cleanup(ctx context.Context, w io.Writer, flavour config.Flavour) 
 
 // empty syncs one place to the empty table and gives what was removed.
 func empty(ctx context.Context, p place) (string, error) {
-	b := iptables.New(p.tables, iptables.Options{Family: p.family})
+	b := iptables.New(p.tables, iptablesOptions(&config.Config{}, p.family, p.flavour))
 	b.Compile(nil, forward.Delta{})
 	before, err := b.Observe(ctx)
 	if errors.Is(err, xtables.ErrUnsupported) {

@@ -62,7 +62,7 @@ func look(ctx context.Context, cfg *config.Config) ([]sight, error) {
 	}
 	var out []sight
 	for _, p := range all {
-		b := iptables.New(p.tables, iptablesOptions(cfg, p.family))
+		b := iptables.New(p.tables, iptablesOptions(cfg, p.family, p.flavour))
 		observed, err := b.Observe(ctx)
 		if errors.Is(err, xtables.ErrUnsupported) {
 			continue
@@ -108,6 +108,7 @@ func kernelTrace(ctx context.Context, cfg *config.Config, p forward.Packet, host
 		return answer.Trace{}, err
 	}
 	family := model.FamilyOf(p.Dst.Addr())
+	p = answer.Placed(p, hostAddrs(host, family))
 	nothing := answer.FromObjects(p, backend.Trace{})
 	nothing.Source, nothing.Mode = answer.FromKernel, string(cfg.Mode)
 	if len(sights) == 0 {

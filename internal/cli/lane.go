@@ -50,7 +50,7 @@ func openLane(ctx context.Context, cfg *config.Config, f model.Family, log *slog
 	log.Info("Using iptables Proxier", logkey.Family, f, "flavour", flavour, logkey.Reason, reason)
 	return loop.Family{
 		Family: f, Builder: forward.NewBuilder(forwardConfig(cfg, f)),
-		Backend: iptables.New(tables, iptablesOptions(cfg, f)), Cleaner: cleaner{f, conntrack.Kernel{}},
+		Backend: iptables.New(tables, iptablesOptions(cfg, f, flavour)), Cleaner: cleaner{f, conntrack.Kernel{}},
 	}, nil
 }
 

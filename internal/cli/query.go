@@ -119,7 +119,7 @@ func (d *daemon) Trace(ctx context.Context, p forward.Packet) (answer.Trace, err
 	err := d.loop.Do(ctx, func(v loop.View) {
 		for i := range v.Families {
 			if f := &v.Families[i]; f.Family == family {
-				served = true
+				served, p = true, answer.Placed(p, f.Table.Context.HostAddrs)
 				tr, wanted = answer.Explain(f.Table, p), forward.Lookup(f.Table, p)
 			}
 		}

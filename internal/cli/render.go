@@ -114,12 +114,19 @@ func listingRow(r *answer.Row, wide bool) []cell {
 			do.text += " " + r.Reason
 		}
 	}
-	row := []cell{{text: r.Service}, {text: r.Kind}, {text: r.Frontend}, {text: r.Proto}, do}
+	row := []cell{{text: orDash(r.Service)}, {text: orDash(r.Kind)}, {text: r.Frontend}, {text: r.Proto}, do}
 	if wide {
 		return append(row, cell{text: affinityText(r.AffinitySeconds)}, cell{text: allowText(r.Filtered, r.Allow)},
 			cell{text: allEndpoints(r)}, driftCell(r))
 	}
 	return append(row, cell{text: someEndpoints(r)}, driftCell(r))
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
 }
 
 func driftCell(r *answer.Row) cell {
@@ -140,7 +147,13 @@ func affinityText(seconds int) string {
 	if seconds == 0 {
 		return "-"
 	}
-	return (time.Duration(seconds) * time.Second).String()
+	text := (time.Duration(seconds) * time.Second).String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, zero) {
+			text = text[:len(text)-2]
+		}
+	}
+	return text
 }
 
 func allowText(filtered bool, allow []string) string {
@@ -220,6 +233,13 @@ func percent(share float64) string {
 	}
 }
 
+func stepsText(n int) string {
+	if n == 1 {
+		return "1 change is needed"
+	}
+	return fmt.Sprintf("%d changes are needed", n)
+}
+
 // renderNotes prints below a table what does not fit into it.
 func renderNotes(w io.Writer, l *answer.Listing, p paint) error {
 	lines := l.Notes
@@ -228,7 +248,7 @@ func renderNotes(w io.Writer, l *answer.Listing, p paint) error {
 			lines = append(lines, p(fmt.Sprintf("%s: not in effect: %s", f.Family, f.Error), red))
 		}
 		if f.Pending > 0 {
-			lines = append(lines, p(fmt.Sprintf("%s: %d rules and chains differ from what is wanted", f.Family, f.Pending), red))
+			lines = append(lines, p(fmt.Sprintf("%s: %s to make the kernel as wanted", f.Family, stepsText(f.Pending)), red))
 		}
 	}
 	for _, f := range l.Findings {

@@ -9,6 +9,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/config"
 	"github.com/turnout-proxy/turnout/internal/control/answer"
 	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 	"github.com/turnout-proxy/turnout/internal/model"
 	"github.com/turnout-proxy/turnout/internal/watch/manifest"
 )
@@ -70,9 +71,10 @@ func (o *offline) listing() answer.Listing {
 
 func (o *offline) trace(p forward.Packet) (answer.Trace, error) {
 	t := o.tables[model.FamilyOf(p.Dst.Addr())]
+	p = answer.Placed(p, t.Context.HostAddrs)
 	tr := answer.Explain(t, p)
 	tr.Source, tr.Mode, tr.Node = answer.FromManifests, string(o.cfg.Mode), o.cfg.NodeName
-	b := iptables.New(nil, iptablesOptions(o.cfg, t.Context.Family))
+	b := iptables.New(nil, iptablesOptions(o.cfg, t.Context.Family, ""))
 	b.Compile(t, forward.Delta{Ports: t.Names(), Context: true})
 	bt, err := b.Trace(p)
 	if err != nil {
@@ -82,6 +84,11 @@ func (o *offline) trace(p forward.Packet) (answer.Trace, error) {
 	return tr, nil
 }
 
-func iptablesOptions(c *config.Config, f model.Family) iptables.Options {
-	return iptables.Options{Family: f, MasqueradeBit: c.IPTables.MasqueradeBit}
+// iptablesOptions gives the mode's options for one place; the flavour may be empty where nothing is written.
+func iptablesOptions(c *config.Config, f model.Family, flavour xtables.Flavour) iptables.Options {
+	o := iptables.Options{Family: f, MasqueradeBit: c.IPTables.MasqueradeBit}
+	if flavour == xtables.NFT {
+		o.SectionChains = iptables.NFTSectionChains
+	}
+	return o
 }

@@ -161,7 +161,7 @@ func renderTrace(w io.Writer, tr *answer.Trace, p paint) error {
 		}
 	}
 	if tr.Service != "" {
-		add("service", fmt.Sprintf("%s, %s %s", tr.Service, tr.Kind, tr.Frontend))
+		add("service", strings.Join(strings.Fields(fmt.Sprintf("%s, %s %s", tr.Service, tr.Kind, tr.Frontend)), " "))
 	}
 	add("client", clientText(tr.Client))
 	if tr.Filtered {

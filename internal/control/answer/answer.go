@@ -75,7 +75,7 @@ type Row struct {
 	Family string `json:"family"`
 	// Service is "namespace/service:port", without ":port" for an unnamed one.
 	Service string `json:"service"`
-	// Kind, Do and Reason are in the words of the forwarding table.
+	// Kind, Do and Reason are in the words of the forwarding table. Kind is empty where the kernel does not tell it.
 	Kind     string `json:"kind"`
 	Frontend string `json:"frontend"`
 	Proto    string `json:"proto"`

@@ -3,6 +3,7 @@ package answer
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -66,13 +67,30 @@ type Step struct {
 	What  string `json:"what"`
 }
 
+// elsewhere stands for the interface of a packet that came in, when nobody said on which. No interface has this name, as
+// an interface's name in rules may not contain it.
+const elsewhere = "?"
+
+// Placed settles where a packet comes from if the interface was not given: it is this machine's own if its source is one
+// of the machine's addresses.
+func Placed(p forward.Packet, host []netip.Addr) forward.Packet {
+	if p.In == "" && !p.Src.Addr().IsLoopback() && !slices.Contains(host, p.Src.Addr()) {
+		p.In = elsewhere
+	}
+	return p
+}
+
 // PacketOf writes a packet down.
 func PacketOf(p forward.Packet) Packet {
 	src := p.Src.String()
 	if p.Src.Port() == 0 {
 		src = p.Src.Addr().String()
 	}
-	return Packet{Src: src, Dst: p.Dst.String(), Proto: p.Proto.String(), In: p.In}
+	in := p.In
+	if in == elsewhere {
+		in = ""
+	}
+	return Packet{Src: src, Dst: p.Dst.String(), Proto: p.Proto.String(), In: in}
 }
 
 // Explain says what a table does with a packet.

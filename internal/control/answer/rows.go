@@ -102,9 +102,9 @@ func texts(list []netip.Prefix) []string {
 }
 
 // A rowKey tells frontends of one node apart.
-type rowKey struct{ family, kind, frontend, proto string }
+type rowKey struct{ family, frontend, proto string }
 
-func (r *Row) key() rowKey { return rowKey{r.Family, r.Kind, r.Frontend, r.Proto} }
+func (r *Row) key() rowKey { return rowKey{r.Family, r.Frontend, r.Proto} }
 
 // Held gives the rows that a backend read from the kernel. Where it has one row for what a frontend forwards and another
 // for what it refuses, as these are different objects, they become one: what clients from outside get is said first.
@@ -120,12 +120,20 @@ func Held(family model.Family, rows []backend.Row) []Row {
 			out = append(out, r)
 		case r.Do != forward.Forward.String():
 			out[first].Do, out[first].Reason = r.Do, r.Reason
+			setIfEmpty(&out[first].Kind, r.Kind)
 		default:
 			r.Do, r.Reason = out[first].Do, out[first].Reason
+			setIfEmpty(&r.Kind, out[first].Kind)
 			out[first] = r
 		}
 	}
 	return out
+}
+
+func setIfEmpty(s *string, value string) {
+	if *s == "" {
+		*s = value
+	}
 }
 
 func held(family model.Family, b *backend.Row) Row {
@@ -136,6 +144,9 @@ func held(family model.Family, b *backend.Row) Row {
 	}
 	if r.Reason == forward.NoReason.String() {
 		r.Reason = ""
+	}
+	if strings.HasPrefix(r.Frontend, "*:") {
+		setIfEmpty(&r.Kind, forward.NodePort.String())
 	}
 	if len(b.LocalEndpoints) > 0 && !slices.Equal(b.LocalEndpoints, b.Endpoints) {
 		r.LocalEndpoints = rowEndpoints(b.LocalEndpoints)
