@@ -25,7 +25,9 @@ type Fake struct {
 	flavour Flavour
 	tables  map[string]*fakeTable
 	// outside are objects of other subsystems that rules may name: "set NAME" and "nfacct NAME".
-	outside    map[string]bool
+	outside map[string]bool
+	// lacking are the matches, targets and options that are not supported.
+	lacking    map[string]bool
 	generation uint64
 	fail       func(op string, n int) error
 	calls      map[string]int
@@ -61,7 +63,7 @@ var _ Tables = (*Fake)(nil)
 func NewFake(family model.Family, flavour Flavour) *Fake {
 	return &Fake{
 		family: family, flavour: flavour, tables: map[string]*fakeTable{}, outside: map[string]bool{},
-		calls: map[string]int{},
+		lacking: map[string]bool{}, calls: map[string]int{},
 	}
 }
 
@@ -85,6 +87,16 @@ func (f *Fake) Define(kind, name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.outside[kind+" "+name] = true
+}
+
+// Lack makes the fake refuse a match, a target, or one option of either ("MASQUERADE --random-fully"), as a kernel or a
+// tool without it does.
+func (f *Fake) Lack(names ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, n := range names {
+		f.lacking[n] = true
+	}
 }
 
 // Counts gives the counts since the fake was made.
@@ -254,7 +266,8 @@ func (f *Fake) open(table string) (*section, error) {
 		}
 	}
 	return &section{
-		name: table, family: f.family, table: t, outside: f.outside, changed: map[string]*fakeChain{}, refs: map[string]int{},
+		name: table, family: f.family, table: t, outside: f.outside, lacking: f.lacking,
+		changed: map[string]*fakeChain{}, refs: map[string]int{},
 	}, nil
 }
 

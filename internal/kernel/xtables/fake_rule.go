@@ -20,12 +20,38 @@ func (s *section) admit(chain string, r *Rule) error {
 	if err := admitProtocol(r); err != nil {
 		return err
 	}
+	if err := s.supports(r); err != nil {
+		return err
+	}
 	for _, m := range r.Matches {
 		if err := s.admitMatch(m, r); err != nil {
 			return err
 		}
 	}
 	return s.admitTarget(r)
+}
+
+// supports refuses what the fake was told to lack.
+func (s *section) supports(r *Rule) error {
+	if len(s.lacking) == 0 {
+		return nil
+	}
+	used := []string{r.Target.Name}
+	for _, o := range r.Target.Options {
+		used = append(used, r.Target.Name+" "+o.Name)
+	}
+	for _, m := range r.Matches {
+		used = append(used, m.Module)
+		for _, o := range m.Options {
+			used = append(used, m.Module+" "+o.Name)
+		}
+	}
+	for _, name := range used {
+		if s.lacking[name] {
+			return &refusal{text: name + " is not supported, missing kernel module?", class: ErrUnsupported}
+		}
+	}
+	return nil
 }
 
 func admitInterfaces(table, chain string, r *Rule) error {

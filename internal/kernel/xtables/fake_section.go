@@ -14,6 +14,7 @@ type section struct {
 	family  model.Family
 	table   *fakeTable
 	outside map[string]bool
+	lacking map[string]bool
 	// changed holds the touched chains; nil for a removed one.
 	changed map[string]*fakeChain
 	// refs counts jumps to a chain; filled from the table when a chain is first asked about.

@@ -216,3 +216,6 @@ func nftTables(family model.Family) ([]string, error) {
 	}
 	return names, nil
 }
+
+// isPermission tells whether a system call was refused for lack of a right.
+func isPermission(err error) bool { return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) }
