@@ -84,6 +84,7 @@ func (l *Lab) build(topology Topology) error {
 		return fmt.Errorf("create a lock file in memory: %w", err)
 	}
 	l.lockFile = os.NewFile(uintptr(fd), "xtables.lock")
+	l.atClose(l.lockFile.Close)
 	if err := l.buildSegment(topology.Nodes); err != nil {
 		return err
 	}
