@@ -433,3 +433,12 @@ func slice(service string, addrs ...string) model.Event {
 	}
 	return model.Event{Slice: s}
 }
+
+// reasons gives "Reason object" of each event.
+func (e *fakeEvents) reasons() []string {
+	var list []string
+	for _, f := range e.list {
+		list = append(list, f.Reason+" "+f.Object)
+	}
+	return list
+}

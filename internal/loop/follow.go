@@ -4,28 +4,20 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/turnout-proxy/turnout/internal/flow"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/health"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
-// A Cleaner deletes the UDP flows of one IP family that go to endpoints which may no longer answer them, and no others.
-// Clean gives the number of flows deleted, also beside an error. It runs aside from the loop.
+// A Cleaner deletes the connection tracking entries of one IP family that the index says are stale, and no others. It
+// runs aside from the loop, one at a time for a family. Clean gives the number of entries deleted, also beside an error.
 type Cleaner interface {
-	Clean(ctx context.Context, v FlowView) (deleted int, err error)
-}
-
-// A FlowView is what a Cleaner needs to know of a table. It is not changed any more.
-type FlowView struct {
-	Context forward.Context
-	// Ports are all UDP ports of the table, sorted by name.
-	Ports []*forward.Port
-	// Changed names the UDP ports, present or gone, that changed since the last successful clean-up, with what they were
-	// before; nil for one that is new.
-	Changed map[forward.PortName]*forward.Port
+	Clean(ctx context.Context, ix *flow.Index) (deleted int, err error)
 }
 
 // follow is what has to be done when a round has taken effect, derived from what is wanted. What a failed round could
@@ -34,12 +26,15 @@ type follow struct {
 	noLocal            map[forward.PortName]noLocal
 	internal, external int
 
-	udp map[forward.PortName]*forward.Port
-	// pending are UDP ports whose change is not in the kernel yet, ready those whose flows can be cleaned.
-	pending, ready map[forward.PortName]*forward.Port
-	cleaning       bool
-	cleanAt        time.Time
-	retry          backoff
+	// tracked are the ports whose flows can be stale, as the table last had them.
+	tracked map[forward.PortName]*forward.Port
+	// pending are those of them, present or gone, that changed and whose change is not in the kernel yet, each with what
+	// it was before; nil for a new one. ready are those whose flows can be cleaned, with all that they were before.
+	pending  map[forward.PortName]*forward.Port
+	ready    map[forward.PortName][]*forward.Port
+	cleaning bool
+	cleanAt  time.Time
+	retry    backoff
 
 	scope     forward.NodePortScope
 	checks    map[forward.PortName]health.Service
@@ -53,8 +48,8 @@ type noLocal struct{ internal, external bool }
 func newFollow(longest time.Duration) follow {
 	return follow{
 		noLocal: map[forward.PortName]noLocal{},
-		udp:     map[forward.PortName]*forward.Port{},
-		pending: map[forward.PortName]*forward.Port{}, ready: map[forward.PortName]*forward.Port{},
+		tracked: map[forward.PortName]*forward.Port{},
+		pending: map[forward.PortName]*forward.Port{}, ready: map[forward.PortName][]*forward.Port{},
 		retry:  backoff{start: time.Second, max: longest},
 		checks: map[forward.PortName]health.Service{}, recheck: true,
 	}
@@ -80,14 +75,14 @@ func (w *follow) notePort(n forward.PortName, p *forward.Port) {
 	w.external += number(now.external) - number(was.external)
 	setOrDelete(w.noLocal, n, now, now != noLocal{})
 
-	if n.Proto == model.UDP {
-		old := w.udp[n]
+	if slices.Contains(flow.Protocols(), n.Proto) {
+		old := w.tracked[n]
 		if stale(old, p) {
 			if _, noted := w.pending[n]; !noted {
 				w.pending[n] = old
 			}
 		}
-		setOrDelete(w.udp, n, p, p != nil)
+		setOrDelete(w.tracked, n, p, p != nil)
 	}
 
 	var check health.Service
@@ -134,16 +129,14 @@ func stale(old, now *forward.Port) bool {
 	if !slices.EqualFunc(old.Frontends, now.Frontends, same) {
 		return true
 	}
-	answers := make(map[string]struct{}, len(now.Serving))
+	answers := make(map[netip.AddrPort]struct{}, len(now.Serving))
 	for _, e := range now.Serving {
-		answers[e.String()] = struct{}{}
+		answers[e] = struct{}{}
 	}
-	for _, e := range old.Serving {
-		if _, ok := answers[e.String()]; !ok {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(old.Serving, func(e netip.AddrPort) bool {
+		_, ok := answers[e]
+		return !ok
+	})
 }
 
 // succeeded publishes what is wanted, as it is in the kernel now.
@@ -153,9 +146,7 @@ func (w *follow) succeeded(l *Loop, f *family) {
 		if _, refused := f.ports.failed[n]; refused {
 			continue
 		}
-		if _, noted := w.ready[n]; !noted {
-			w.ready[n] = old
-		}
+		w.ready[n] = append(w.ready[n], old)
 		delete(w.pending, n)
 	}
 	if !w.recheck {
@@ -206,34 +197,38 @@ func (l *Loop) dispatchCleaner(ctx context.Context, now time.Time, f *family) ti
 	if now.Before(w.cleanAt) {
 		return w.cleanAt
 	}
-	v := FlowView{Context: f.Builder.Table().Context, Ports: make([]*forward.Port, 0, len(w.udp)), Changed: w.ready}
-	for _, p := range w.udp {
-		v.Ports = append(v.Ports, p)
+	changed := w.ready
+	ix := flow.NewIndex(f.Builder.Table())
+	for _, n := range slices.SortedFunc(maps.Keys(changed), forward.PortName.Compare) {
+		for _, old := range changed[n] {
+			ix.Remove(old)
+		}
 	}
-	slices.SortFunc(v.Ports, func(a, b *forward.Port) int { return a.Name.Compare(b.Name) })
-	w.cleaning, w.ready = true, map[forward.PortName]*forward.Port{}
+	w.cleaning, w.ready = true, map[forward.PortName][]*forward.Port{}
 	l.workers.Go(func() {
 		began := l.clock.Now()
 		deleted := 0
 		err := guard(func() (err error) {
-			deleted, err = f.Cleaner.Clean(ctx, v)
+			deleted, err = f.Cleaner.Clean(ctx, ix)
 			return err
 		})
 		took := l.clock.Now().Sub(began)
-		l.deliver(ctx, func() { l.cleaned(f, v, deleted, took, err) })
+		l.deliver(ctx, func() { l.cleaned(f, changed, deleted, took, err) })
 	})
 	return time.Time{}
 }
 
 // cleaned takes over the result of a clean-up. One that failed is tried again, for the same ports.
-func (l *Loop) cleaned(f *family, v FlowView, deleted int, took time.Duration, err error) {
+func (l *Loop) cleaned(
+	f *family, changed map[forward.PortName][]*forward.Port, deleted int, took time.Duration, err error,
+) {
 	w := &f.follow
 	w.cleaning = false
 	l.cfg.Metrics.FlowsCleaned(f.Family.Family, took, deleted, err == nil)
 	f.stats.FlowsDeleted += deleted
 	if err == nil {
 		if w.retry.tries > 0 {
-			l.log.Info("Cleaning of UDP flows works again", familyAttr(f))
+			l.log.Info("Deleting stale flows works again", familyAttr(f))
 		}
 		w.retry.reset()
 		return
@@ -241,12 +236,13 @@ func (l *Loop) cleaned(f *family, v FlowView, deleted int, took time.Duration, e
 	if errors.Is(err, context.Canceled) {
 		return
 	}
-	// The oldest state of a port is the one to compare with.
-	maps.Copy(w.ready, v.Changed)
+	for n, old := range changed {
+		w.ready[n] = append(old, w.ready[n]...)
+	}
 	first := w.retry.tries == 0
 	w.cleanAt = l.clock.Now().Add(w.retry.fail(l.cfg.Jitter()))
 	if first {
-		l.log.Error("Could not delete stale UDP flows, kept trying", familyAttr(f), errAttr(err))
+		l.log.Error("Could not delete stale flows, kept trying", familyAttr(f), errAttr(err))
 	}
 }
 

@@ -41,7 +41,7 @@ type Family struct {
 	Family  model.Family
 	Builder Builder
 	Backend backend.Backend
-	// Cleaner deletes stale UDP flows; nil for none.
+	// Cleaner deletes stale flows; nil for none.
 	Cleaner Cleaner
 }
 

@@ -1,11 +1,31 @@
 package loop
 
 import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/model"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// seeWrites lets write be compared, whose fields are not exported.
+var seeWrites = cmp.AllowUnexported(write{}) //nolint:gochecknoglobals // an option, never changed
+
+// web, db and cache are the names of the ports that the fakes give.
+const (
+	web = "default/web/tcp"
+	db  = "default/db/tcp"
 )
 
 func TestNothingIsWrittenBeforeTheSourcesAreComplete(t *testing.T) {
@@ -24,4 +44,511 @@ func TestNothingIsWrittenBeforeTheSourcesAreComplete(t *testing.T) {
 		}
 		r.stop()
 	})
+}
+
+func TestAnEmptyClusterStillGetsTheFixedObjects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync()
+		if diff := cmp.Diff("base: always\n", r.kernel().text()); diff != "" {
+			t.Errorf("kernel (-want +got):\n%s", diff)
+		}
+		r.stop()
+	})
+}
+
+func TestARestartAdoptsWhatIsRightAndReplacesWhatIsNot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.kernel().change(func(o map[string]string) {
+			o["base"], o[web], o[db], o["foreign"] = "always", "10.244.0.1:8080", "10.244.9.9:8080", "not ours"
+		})
+		r.sync(service("web", "10.96.0.1"), slice("web", "10.244.0.1"))
+		want := []write{{at: 0, what: []string{db}}}
+		if diff := cmp.Diff(want, r.kernel().written(), seeWrites); diff != "" {
+			t.Errorf("writes (-want +got):\n%s", diff)
+		}
+		// What was adopted must not be written with the next change either.
+		r.sink(service("db", "10.96.0.2"), slice("db", "10.244.0.2"))
+		after(10 * time.Millisecond)
+		want = append(want, write{at: 11 * time.Millisecond, what: []string{db}})
+		if diff := cmp.Diff(want, r.kernel().written(), seeWrites); diff != "" {
+			t.Errorf("writes after a change (-want +got):\n%s", diff)
+		}
+		if got := r.view().Families[0].Stats.DriftRepairs; got != 0 {
+			t.Errorf("drift repairs: got %d, want 0: what was there before the start is no drift", got)
+		}
+		r.stop()
+	})
+}
+
+func TestChangesAreAppliedAtOnceThenPaced(t *testing.T) {
+	const ms = time.Millisecond
+	tests := map[string]struct {
+		changes []time.Duration
+		want    []time.Duration
+	}{
+		"one change after a quiet time takes effect within 2 ms": {
+			[]time.Duration{0}, []time.Duration{1 * ms},
+		},
+		"two changes use the burst": {
+			[]time.Duration{0, 100 * ms}, []time.Duration{1 * ms, 101 * ms},
+		},
+		"the third waits until a second has earned it": {
+			[]time.Duration{0, 100 * ms, 200 * ms}, []time.Duration{1 * ms, 101 * ms, 1001 * ms},
+		},
+		"changes that wait go together": {
+			[]time.Duration{0, 100 * ms, 200 * ms, 300 * ms, 900 * ms},
+			[]time.Duration{1 * ms, 101 * ms, 1001 * ms},
+		},
+		"steady changes get one round a second": {
+			[]time.Duration{0, 100 * ms, 200 * ms, 1100 * ms, 2100 * ms, 3100 * ms},
+			[]time.Duration{1 * ms, 101 * ms, 1001 * ms, 2001 * ms, 3001 * ms, 4001 * ms},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, nil)
+				r.sync(service("web", "10.96.0.1"))
+				r.settle()
+				began := time.Now()
+				for i, at := range tc.changes {
+					time.Sleep(time.Until(began.Add(at)))
+					r.sink(slice("web", fmt.Sprintf("10.244.0.%d", i+1)))
+				}
+				after(10 * time.Second)
+				var got []time.Duration
+				for _, w := range r.since(began) {
+					got = append(got, w.at.Round(ms))
+				}
+				if diff := cmp.Diff(tc.want, got); diff != "" {
+					t.Errorf("times of the rounds (-want +got):\n%s", diff)
+				}
+				r.stop()
+			})
+		})
+	}
+}
+
+func TestAServiceAndItsSliceThatComeOneAfterTheOtherAreOneRound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync()
+		r.settle()
+		began := time.Now()
+		r.sink(service("web", "10.96.0.1"))
+		time.Sleep(500 * time.Microsecond)
+		r.sink(slice("web", "10.244.0.1"))
+		after(time.Second)
+		want := []write{{at: time.Millisecond, what: []string{web}}}
+		if diff := cmp.Diff(want, r.since(began), seeWrites); diff != "" {
+			t.Errorf("writes (-want +got):\n%s", diff)
+		}
+		r.stop()
+	})
+}
+
+func TestSlowRoundsLeaveAPauseBetweenThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync(service("web", "10.96.0.1"))
+		r.settle()
+		r.kernel().set(func(k *fakeKernel) { k.applyTakes = 5 * time.Second })
+		began := time.Now()
+		for i := range 60 {
+			r.sink(slice("web", fmt.Sprintf("10.244.0.%d", i+1)))
+			time.Sleep(500 * time.Millisecond)
+		}
+		var got []time.Duration
+		for _, w := range r.since(began) {
+			got = append(got, w.at.Round(100*time.Millisecond))
+		}
+		// Two rounds in a row, then each a second after the end of the one before.
+		want := []time.Duration{5 * time.Second, 10 * time.Second, 16 * time.Second, 22 * time.Second, 28 * time.Second}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("ends of the rounds (-want +got):\n%s", diff)
+		}
+		r.stop()
+	})
+}
+
+func TestAnEqualObjectIsNoChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync(service("web", "10.96.0.1"), slice("web", "10.244.0.1"))
+		r.settle()
+		began, applies := time.Now(), r.kernel().applies
+		for range 100 {
+			r.sink(service("web", "10.96.0.1"), slice("web", "10.244.0.1"))
+			after(time.Second)
+		}
+		if got := r.since(began); len(got) != 0 {
+			t.Errorf("got writes %v, want none", got)
+		}
+		if r.kernel().applies != applies {
+			t.Errorf("got %d applies, want none", r.kernel().applies-applies)
+		}
+		r.stop()
+	})
+}
+
+func TestANewHostAddressIsTakenIntoTheTable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync(service("web", "10.96.0.1"))
+		addr := netip.MustParseAddr("192.0.2.1")
+		r.SetHost([]netip.Addr{addr})
+		after(time.Second)
+		err := r.Do(t.Context(), func(v View) {
+			if diff := cmp.Diff([]netip.Addr{addr}, v.Families[0].Table.Context.HostAddrs,
+				cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+				t.Errorf("host addresses (-want +got):\n%s", diff)
+			}
+		})
+		if err != nil {
+			t.Errorf("Do: %v", err)
+		}
+		r.stop()
+	})
+}
+
+func TestAFailedSyncIsTriedAgainWithGrowingDelays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync(service("web", "10.96.0.1"))
+		r.settle()
+		var tries []time.Duration
+		r.kernel().set(func(k *fakeKernel) { k.fail = errors.New("resource busy") })
+		began := time.Now()
+		r.sink(slice("web", "10.244.0.1"))
+		last := r.kernel().applies
+		for time.Since(began) < 2*time.Minute {
+			after(time.Millisecond)
+			if n := r.kernel().applies; n != last {
+				last = n
+				tries = append(tries, time.Since(began).Round(100*time.Millisecond))
+			}
+		}
+		const s = time.Second
+		want := []time.Duration{
+			0, s / 10, 3 * s / 10, 7 * s / 10, 15 * s / 10, 31 * s / 10, 63 * s / 10, 127 * s / 10, 255 * s / 10,
+			511 * s / 10, 811 * s / 10, 1111 * s / 10,
+		}
+		if diff := cmp.Diff(want, tries); diff != "" {
+			t.Errorf("times of the tries (-want +got):\n%s", diff)
+		}
+		if got := r.log.count("level=ERROR"); got != 1 {
+			t.Errorf("got %d error lines, want 1 for the whole episode:\n%s", got, r.log.buf.String())
+		}
+		v := r.view().Families[0]
+		if v.State != Failing || v.Err != "resource busy" || v.Attempts != len(want) {
+			t.Errorf("status: got %s, %q after %d attempts; want failing, \"resource busy\" after %d",
+				v.State, v.Err, v.Attempts, len(want))
+		}
+		r.kernel().set(func(k *fakeKernel) { k.fail = nil })
+		after(31 * s)
+		if diff := cmp.Diff("base: always\n"+web+": 10.244.0.1:8080\n", r.kernel().text()); diff != "" {
+			t.Errorf("kernel once it works again (-want +got):\n%s", diff)
+		}
+		if got := r.log.count("Sync works again"); got != 1 {
+			t.Errorf("got %d lines about the recovery, want 1", got)
+		}
+		if got := r.log.count("Repaired"); got != 0 {
+			t.Errorf("the retry was taken for drift:\n%s", r.log.buf.String())
+		}
+		r.stop()
+	})
+}
+
+func TestARetryStartsWithReadingBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync(service("web", "10.96.0.1"))
+		r.settle()
+		before := r.kernel().observes
+		r.kernel().set(func(k *fakeKernel) { k.fail = errors.New("no") })
+		r.sink(slice("web", "10.244.0.1"))
+		after(50 * time.Millisecond)
+		// The first try had an effect although it was reported to have none.
+		r.kernel().set(func(k *fakeKernel) {
+			k.fail = nil
+			k.objects[web] = "10.244.0.1:8080"
+		})
+		began := time.Now()
+		after(time.Second)
+		if got := r.since(began); len(got) != 0 {
+			t.Errorf("got writes %v, want none: the kernel was right already", got)
+		}
+		if got := r.kernel().observes - before; got != 1 {
+			t.Errorf("got %d read-backs, want 1", got)
+		}
+		r.stop()
+	})
+}
+
+func TestNothingIsWrittenWhileTheKernelCannotBeReadBackAtTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.kernel().set(func(k *fakeKernel) { k.observeFail = errors.New("cannot read") })
+		r.sync(service("web", "10.96.0.1"))
+		after(time.Minute)
+		if got := r.kernel().written(); len(got) != 0 {
+			t.Errorf("got writes %v, want none", got)
+		}
+		r.kernel().set(func(k *fakeKernel) { k.observeFail = nil })
+		after(time.Minute)
+		if diff := cmp.Diff("base: always\n"+web+": \n", r.kernel().text()); diff != "" {
+			t.Errorf("kernel (-want +got):\n%s", diff)
+		}
+		r.stop()
+	})
+}
+
+func TestARefusedPortIsTriedAgainAloneAndTheRestGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.kernel().set(func(k *fakeKernel) { k.refuse = map[string]error{web: errors.New("invalid argument")} })
+		r.sync(service("web", "10.96.0.1"), service("db", "10.96.0.2"))
+		if diff := cmp.Diff("base: always\n"+db+": \n", r.kernel().text()); diff != "" {
+			t.Errorf("kernel (-want +got):\n%s", diff)
+		}
+		var tries []time.Duration
+		last, began := r.kernel().applies, time.Now()
+		for time.Since(began) < 2*time.Minute {
+			after(100 * time.Millisecond)
+			if n := r.kernel().applies; n != last {
+				last = n
+				tries = append(tries, time.Since(began).Round(time.Second))
+			}
+		}
+		const s = time.Second
+		if diff := cmp.Diff([]time.Duration{s, 3 * s, 7 * s, 15 * s, 31 * s, 61 * s, 91 * s}, tries); diff != "" {
+			t.Errorf("times of the tries (-want +got):\n%s", diff)
+		}
+		// A change of another Service goes through, and the refused port is told of still.
+		r.sink(slice("db", "10.244.0.2"))
+		after(s)
+		if diff := cmp.Diff("base: always\n"+db+": 10.244.0.2:8080\n", r.kernel().text()); diff != "" {
+			t.Errorf("kernel after a change (-want +got):\n%s", diff)
+		}
+		ports := r.view().Families[0].Ports
+		if len(ports) != 1 || ports[0].Port.String() != web || ports[0].Err != "invalid argument" {
+			t.Errorf("ports that do not work: got %+v, want %s alone with its error", ports, web)
+		}
+		if got := r.log.count("level=ERROR"); got != 1 {
+			t.Errorf("got %d error lines, want 1 for the episode:\n%s", got, r.log.buf.String())
+		}
+		want := []string{"PortRefused default/web"}
+		if diff := cmp.Diff(want, r.events.reasons()); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+		r.kernel().set(func(k *fakeKernel) { k.refuse = nil })
+		after(31 * s)
+		if got := r.log.count("Service port works again"); got != 1 {
+			t.Errorf("got %d lines about the recovery, want 1", got)
+		}
+		if v := r.view().Families[0]; len(v.Ports) != 0 {
+			t.Errorf("ports that do not work: got %v, want none", v.Ports)
+		}
+		r.stop()
+	})
+}
+
+func TestARefusedPortThatIsDeletedIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.kernel().set(func(k *fakeKernel) { k.refuse = map[string]error{web: errors.New("no")} })
+		r.sync(service("web", "10.96.0.1"))
+		gone := service("web", "10.96.0.1")
+		gone.Delete = true
+		r.sink(gone)
+		after(time.Second)
+		if v := r.view().Families[0]; len(v.Ports) != 0 {
+			t.Errorf("ports that do not work: got %v, want none", v.Ports)
+		}
+		applies := r.kernel().applies
+		after(time.Minute)
+		if got := r.kernel().applies - applies; got != 0 {
+			t.Errorf("got %d tries after the Service was gone, want none", got)
+		}
+		r.stop()
+	})
+}
+
+func TestAFamilyThatFailsDoesNotHoldTheOther(t *testing.T) {
+	for name, misbehave := range map[string]func(*fakeKernel){
+		"fails": func(k *fakeKernel) { k.fail = errors.New("no") },
+		"hangs": func(k *fakeKernel) { k.applyTakes = time.Hour },
+		"panics": func(k *fakeKernel) {
+			k.panics = true
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, nil, model.IPv6, model.IPv4)
+				r.sync(service("web", "10.96.0.1"))
+				r.settle()
+				r.kernels[model.IPv6].set(misbehave)
+				six := service("six", "fd00::1")
+				r.sink(six)
+				after(5 * time.Second)
+				for i := range 3 {
+					began := time.Now()
+					r.sink(slice("web", fmt.Sprintf("10.244.0.%d", i+1)))
+					after(10 * time.Millisecond)
+					want := fmt.Sprintf("base: always\n%s: 10.244.0.%d:8080\n", web, i+1)
+					if diff := cmp.Diff(want, r.kernels[model.IPv4].text()); diff != "" {
+						t.Errorf("IPv4 %s after the change (-want +got):\n%s", time.Since(began), diff)
+					}
+					after(5 * time.Second)
+				}
+				r.stop()
+			})
+		})
+	}
+}
+
+func TestAPanicIsLoggedWithItsStackAndTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync(service("web", "10.96.0.1"))
+		r.settle()
+		r.kernel().set(func(k *fakeKernel) { k.panics = true })
+		r.sink(slice("web", "10.244.0.1"))
+		after(10 * time.Second)
+		if got := r.log.count("compile went wrong"); got != 1 {
+			t.Errorf("got %d lines about the panic, want 1", got)
+		}
+		if got := r.log.count("fakeBackend).Compile"); got != 1 {
+			t.Errorf("got %d lines with the stack, want 1:\n%s", got, r.log.buf.String())
+		}
+		r.kernel().set(func(k *fakeKernel) { k.panics = false })
+		after(time.Minute)
+		if diff := cmp.Diff("base: always\n"+web+": 10.244.0.1:8080\n", r.kernel().text()); diff != "" {
+			t.Errorf("kernel afterwards (-want +got):\n%s", diff)
+		}
+		r.stop()
+	})
+}
+
+func TestAPanicOfTheBuilderIsTriedAgainWithEverythingThatChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b *panickyBuilder
+		r := start(t, func(c *Config) {
+			b = &panickyBuilder{Builder: c.Families[0].Builder}
+			c.Families[0].Builder = b
+		})
+		r.sync(service("web", "10.96.0.1"))
+		r.settle()
+		b.panics = true
+		r.sink(slice("web", "10.244.0.1"))
+		after(5 * time.Second)
+		if got := r.log.count("level=ERROR"); got != 1 {
+			t.Errorf("got %d error lines, want 1", got)
+		}
+		b.panics = false
+		after(30 * time.Second)
+		if diff := cmp.Diff("base: always\n"+web+": 10.244.0.1:8080\n", r.kernel().text()); diff != "" {
+			t.Errorf("kernel afterwards (-want +got):\n%s", diff)
+		}
+		r.stop()
+	})
+}
+
+type panickyBuilder struct {
+	Builder
+	panics bool
+}
+
+func (b *panickyBuilder) Update(s *model.Snapshot, d model.Dirty, h forward.Host) forward.Delta {
+	if b.panics {
+		panic("update went wrong")
+	}
+	return b.Builder.Update(s, d, h)
+}
+
+func TestShutdownLeavesTheKernelAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync(service("web", "10.96.0.1"), slice("web", "10.244.0.1"))
+		before := r.kernel().text()
+		r.stop()
+		if diff := cmp.Diff(before, r.kernel().text()); diff != "" {
+			t.Errorf("kernel after the end (-want +got):\n%s", diff)
+		}
+		if err := r.Do(t.Context(), func(View) {}); !errors.Is(err, errStopped) {
+			t.Errorf("Do after the end: got %v, want %v", err, errStopped)
+		}
+		if err := r.Run(t.Context()); err == nil {
+			t.Error("a second Run gave no error")
+		}
+	})
+}
+
+func TestShutdownIsPromptWhileABackendIsBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.kernel().set(func(k *fakeKernel) { k.applyTakes = time.Hour })
+		r.sync(service("web", "10.96.0.1"))
+		began := time.Now()
+		r.stop()
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("the end took %v, want at most 3 s", took)
+		}
+		if got := r.log.count("level=ERROR"); got != 0 {
+			t.Errorf("got %d error lines, want none at an ordinary end", got)
+		}
+	})
+}
+
+func TestAStormOfEventsKeepsOnlyTheLatestOfEachObject(t *testing.T) {
+	const objects, events = 100, 100_000
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.kernel().set(func(k *fakeKernel) { k.applyTakes = time.Minute })
+		r.sync()
+		for i := range events {
+			r.inbox.put(service(fmt.Sprint("s", i%objects), fmt.Sprintf("10.96.%d.%d", i/objects%256, i%objects+1)))
+		}
+		if got := len(r.inbox.now.items); got > objects {
+			t.Errorf("the inbox holds %d items, want at most %d", got, objects)
+		}
+		after(10 * time.Minute)
+		if got := strings.Count(r.kernel().text(), "default/s"); got != objects {
+			t.Errorf("got %d Services in the kernel, want %d", got, objects)
+		}
+		err := r.Do(t.Context(), func(v View) {
+			last := (events - 1) / objects % 256
+			name := forward.PortName{Name: model.Name{Namespace: "default", Name: "s7"}, Proto: model.TCP}
+			want := netip.MustParseAddr(fmt.Sprintf("10.96.%d.8", last))
+			if got := v.Families[0].Table.Port(name).Frontends[0].Addr; got != want {
+				t.Errorf("cluster IP of s7: got %v, want the latest, %v", got, want)
+			}
+		})
+		if err != nil {
+			t.Errorf("Do: %v", err)
+		}
+		r.stop()
+	})
+}
+
+func TestTheInboxDoesNotGrowWithTheNumberOfEvents(t *testing.T) {
+	b := newInbox()
+	fill := func(n int) uint64 {
+		for i := range n {
+			b.put(slice(fmt.Sprint("s", i%10), "10.244.0.1", fmt.Sprintf("10.244.1.%d", i%256)))
+		}
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	small := fill(1000)
+	if large := fill(100_000); large > small+1<<20 {
+		t.Errorf("heap grew from %d to %d bytes, want less than 1 MiB more", small, large)
+	}
+	if got := len(b.take().items); got != 10 {
+		t.Errorf("got %d items, want 10", got)
+	}
 }

@@ -118,72 +118,86 @@ func (l *Loop) request(ctx context.Context, fn func()) error {
 	}
 }
 
-// Inspect reads back what the kernel holds of a family, without changing anything.
+// Inspect reads back what the kernel holds of a family, without changing anything. Drift that it finds is repaired by
+// the loop soon after.
 func (l *Loop) Inspect(ctx context.Context, family model.Family) (ReadBack, error) {
-	return ask(ctx, l, family, func(ctx context.Context, b backend.Backend, wanted bool) (ReadBack, error) {
+	var got ReadBack
+	err := l.ask(ctx, family, func(ctx context.Context, b backend.Backend, wanted bool) (bool, error) {
 		have, err := b.Observe(ctx)
 		if err != nil {
-			return ReadBack{}, fmt.Errorf("read back %s: %w", family, err)
+			return false, fmt.Errorf("read back %s: %w", family, err)
 		}
-		got := ReadBack{Observed: have}
-		if wanted {
-			plan := b.Diff(have)
-			got.Drift, got.Plan = plan.Steps(), plan.String()
+		got.Observed = have
+		if !wanted {
+			return false, nil
 		}
-		return got, nil
+		unacknowledged := b.Diff(nil).Steps()
+		plan := b.Diff(have)
+		got.Drift, got.Plan = plan.Steps(), plan.String()
+		return got.Drift > unacknowledged, nil
 	})
+	if err != nil {
+		return ReadBack{}, err
+	}
+	return got, nil
 }
 
 // Trace follows a packet through what is wanted of a family's kernel objects.
 func (l *Loop) Trace(ctx context.Context, family model.Family, p forward.Packet) (backend.Trace, error) {
-	return ask(ctx, l, family, func(_ context.Context, b backend.Backend, wanted bool) (backend.Trace, error) {
+	var got backend.Trace
+	err := l.ask(ctx, family, func(_ context.Context, b backend.Backend, wanted bool) (drift bool, err error) {
 		if !wanted {
-			return backend.Trace{}, fmt.Errorf("nothing is known about %s yet: the sources are not complete", family)
+			return false, fmt.Errorf("nothing is known about %s yet: the sources are not complete", family)
 		}
-		return b.Trace(p)
+		got, err = b.Trace(p)
+		return false, err
 	})
+	if err != nil {
+		return backend.Trace{}, err
+	}
+	return got, nil
 }
 
-// ask runs a function in a family's lane, between other jobs. Wanted tells it that the backend has compiled a table.
-func ask[T any](
-	ctx context.Context, l *Loop, family model.Family,
-	fn func(ctx context.Context, b backend.Backend, wanted bool) (T, error),
-) (T, error) {
-	type answer struct {
-		value T
-		err   error
-	}
-	answers := make(chan answer, 1)
+// ask runs a function in a family's lane, between other jobs, and waits for it. Wanted tells the function that the
+// backend has compiled a table; it gives whether it found drift. What it writes must not be used if ask gives an error.
+func (l *Loop) ask(
+	ctx context.Context, family model.Family,
+	fn func(ctx context.Context, b backend.Backend, wanted bool) (drift bool, err error),
+) error {
+	answer := make(chan error, 1)
 	err := l.request(ctx, func() {
 		f := l.family(family)
 		if f == nil {
-			answers <- answer{err: fmt.Errorf("%s is not served on this node", family)}
+			answer <- fmt.Errorf("%s is not served on this node", family)
 			return
 		}
-		wanted := func() bool { return f.compiled }
 		f.queries = append(f.queries, func(laneCtx context.Context) func() {
-			var a answer
-			if ctx.Err() == nil {
-				a.err = guard(func() (err error) {
-					a.value, err = fn(laneCtx, f.Backend, wanted())
+			drift := false
+			err := ctx.Err()
+			if err == nil {
+				err = guard(func() (err error) {
+					drift, err = fn(laneCtx, f.Backend, f.compiled)
 					return err
 				})
 			}
-			answers <- a
-			return f.free
+			return func() {
+				f.free()
+				f.watch.suspect = f.watch.suspect || drift
+				f.watch.drifted = f.watch.drifted || drift
+				answer <- err
+			}
 		})
 	})
-	var none T
 	if err != nil {
-		return none, err
+		return err
 	}
 	select {
-	case a := <-answers:
-		return a.value, a.err
+	case err := <-answer:
+		return err
 	case <-l.done:
-		return none, errStopped
+		return errStopped
 	case <-ctx.Done():
-		return none, fmt.Errorf("wait for the daemon: %w", ctx.Err())
+		return fmt.Errorf("wait for the daemon: %w", ctx.Err())
 	}
 }
 

@@ -18,6 +18,8 @@ type portStates struct {
 	// failed are those that the kernel refuses, unsupported those that the mode cannot express.
 	failed      map[forward.PortName]*portFailure
 	unsupported map[forward.PortName]backend.Problem
+	// tried are refused ports that were part of work since the last that took effect.
+	tried map[forward.PortName]struct{}
 	// next is when the first of the refused is to be tried again; zero if none is refused.
 	next time.Time
 }
@@ -32,11 +34,35 @@ type portFailure struct {
 }
 
 func newPortStates() portStates {
-	return portStates{failed: map[forward.PortName]*portFailure{}, unsupported: map[forward.PortName]backend.Problem{}}
+	return portStates{
+		failed: map[forward.PortName]*portFailure{}, unsupported: map[forward.PortName]backend.Problem{},
+		tried: map[forward.PortName]struct{}{},
+	}
 }
 
-// retryDue tells whether a refused port is to be tried again.
-func (s *portStates) retryDue(now time.Time) bool { return !s.next.IsZero() && !now.Before(s.next) }
+// retryWith adds the refused ports whose time has come to a delta: a backend may leave out a refused port until it is
+// named again. It notes which refused ports the delta names.
+func (s *portStates) retryWith(d forward.Delta, now time.Time) forward.Delta {
+	if len(s.failed) == 0 {
+		return d
+	}
+	named := make(map[forward.PortName]struct{}, len(d.Ports))
+	for _, n := range d.Ports {
+		named[n] = struct{}{}
+	}
+	for n, p := range s.failed {
+		_, has := named[n]
+		if !has && !now.Before(p.next) {
+			d.Ports = append(d.Ports, n)
+			has = true
+		}
+		if has || d.Context {
+			s.tried[n] = struct{}{}
+		}
+	}
+	slices.SortFunc(d.Ports, forward.PortName.Compare)
+	return d
+}
 
 // refused gives the Services that have a refused port.
 func (s *portStates) refused() map[model.Name]struct{} {
@@ -50,15 +76,16 @@ func (s *portStates) refused() map[model.Name]struct{} {
 	return names
 }
 
-// takePorts takes over which ports the kernel refused in work that took effect otherwise. Everything that was refused
-// before was part of that work, as it stays wanted.
+// takePorts takes over which ports the kernel refused in work that took effect otherwise. A port that was tried and is
+// not among them works again.
 func (l *Loop) takePorts(f *family, refused map[forward.PortName]error, now time.Time) {
 	s := &f.ports
 	if len(s.failed) == 0 && len(refused) == 0 {
 		return
 	}
 	for n, p := range s.failed {
-		if _, still := refused[n]; still {
+		_, tried := s.tried[n]
+		if _, still := refused[n]; still || !tried {
 			continue
 		}
 		delete(s.failed, n)
@@ -67,6 +94,7 @@ func (l *Loop) takePorts(f *family, refused map[forward.PortName]error, now time
 				slog.Int(logkey.Attempt, p.tries+1), slog.Duration(logkey.Since, now.Sub(p.since)))
 		}
 	}
+	clear(s.tried)
 	s.next = time.Time{}
 	for _, n := range slices.SortedFunc(maps.Keys(refused), forward.PortName.Compare) {
 		l.takeRefusal(f, n, refused[n], now)

@@ -25,8 +25,8 @@ type work struct {
 	observe bool
 	// readBack bounds the time of Observe; it may end before the context of the job does.
 	readBack context.Context //nolint:containedctx // it travels with one call from the loop to the lane
-	// verify tells that the work was started to find drift, suspected that something pointed at it.
-	verify, suspected bool
+	// verify tells that the work was started to find drift, drifted that it is known to be there.
+	verify, drifted bool
 	// ours tells that the kernel held what was wanted before, so that a difference can be drift.
 	ours bool
 	// pulse is the last known fingerprint; empty if unknown.
@@ -81,14 +81,14 @@ func (l *Loop) startRound(ctx context.Context, f *family, now time.Time) {
 		return
 	}
 	f.follow.note(table, delta)
-	retry := f.ports.retryDue(now)
-	if delta.Empty() && f.compiled && f.started && !f.failing && !retry {
+	delta = f.ports.retryWith(delta, now)
+	if delta.Empty() && f.compiled && f.started && !f.failing {
 		l.inEffect(f, now)
 		return
 	}
 	w := work{
 		table: table, delta: delta, compile: !delta.Empty() || !f.compiled, readBack: ctx,
-		observe: !f.started || f.failing, ours: f.started, pulse: f.watch.pulse, suspected: f.watch.suspect,
+		observe: !f.started || f.failing, ours: f.started, drifted: f.watch.drifted, pulse: f.watch.pulse,
 	}
 	if !f.compiled {
 		w.delta = everything(table)
@@ -175,9 +175,12 @@ func (l *Loop) plan(ctx context.Context, b backend.Backend, w work, out *outcome
 		return nil, fmt.Errorf("read back what the kernel holds: %w", err)
 	}
 	out.observed = true
+	// What the kernel has not acknowledged yet is no drift; what it lacks beyond that is. A backend may take the
+	// observation for an acknowledgement, so the order of the two calls matters.
+	unacknowledged := b.Diff(nil).Steps()
 	plan := b.Diff(have)
 	out.planned = plan.Steps()
-	if w.ours && out.planned > b.Diff(nil).Steps() {
+	if w.ours && (w.drifted || out.planned > unacknowledged) {
 		out.drift = true
 		if out.planned <= shortPlan {
 			out.what = plan.String()

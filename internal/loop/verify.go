@@ -16,7 +16,9 @@ type watch struct {
 	pulseAt   time.Time
 	pulseErrs bool
 	// suspect tells that somebody else changed something; readBackAt is when it may be looked at.
+	// drifted tells that a query has found drift, which may make the backend plan the repair with the next change.
 	suspect    bool
+	drifted    bool
 	readBackAt time.Time
 	// verifyAt is when to read back in any case.
 	verifyAt time.Time
@@ -56,7 +58,7 @@ func (l *Loop) dispatchWatch(ctx context.Context, now time.Time, f *family) time
 func (l *Loop) startVerify(ctx context.Context, f *family) {
 	readBack, interrupt := context.WithCancel(ctx)
 	w := work{
-		observe: true, readBack: readBack, verify: true, suspected: f.watch.suspect, ours: true, pulse: f.watch.pulse,
+		observe: true, readBack: readBack, verify: true, ours: true, drifted: f.watch.drifted, pulse: f.watch.pulse,
 	}
 	f.interrupt = interrupt
 	f.start(func(ctx context.Context) func() {
@@ -107,12 +109,12 @@ func (l *Loop) takeReadBack(f *family, w work, out outcome, now time.Time) {
 	watch := &f.watch
 	if out.interrupted {
 		f.interrupted++
-		watch.suspect = watch.suspect || w.suspected || w.verify
+		watch.suspect = true
 		return
 	}
 	if out.observed {
 		f.interrupted = 0
-		watch.suspect = false
+		watch.suspect, watch.drifted = false, false
 		watch.verifyAt = now.Add(max(l.cfg.VerifyPeriod, verifyShare*out.observeTook))
 		if w.verify {
 			watch.readBackAt = now.Add(max(leastReadBack, readBackShare*out.observeTook))
