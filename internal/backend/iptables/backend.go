@@ -56,7 +56,7 @@ func (b *Backend) Observe(ctx context.Context) (backend.Observed, error) {
 // Diff implements backend.Backend.
 func (b *Backend) Diff(have backend.Observed) backend.Plan {
 	if o, ok := have.(*Observation); ok {
-		return b.diffObserved(o).write()
+		return b.diffObserved(o).write(b.c.opt.SectionChains)
 	}
 	d := difference{}
 	for id, old := range b.c.dirty {
@@ -65,7 +65,7 @@ func (b *Backend) Diff(have backend.Observed) backend.Plan {
 	}
 	slices.SortFunc(d.changes, func(a, b change) int { return a.id.compare(b.id) })
 	d.insert, d.remove = diffJumps(b.c.want.jumps, b.jumps)
-	return d.write()
+	return d.write(b.c.opt.SectionChains)
 }
 
 // diffObserved also takes the observation over as what the kernel acknowledged.
@@ -117,7 +117,7 @@ func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
 			break
 		}
 		report.Err = nil
-		next = b.diffObserved(have).write()
+		next = b.diffObserved(have).write(b.c.opt.SectionChains)
 	}
 	report.Took = time.Since(start)
 	return report

@@ -113,6 +113,10 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 			}
 		}
 	}
+	// A frontend can pass from one port to another, so all are taken out before any is put in.
+	for _, n := range names {
+		c.retract(n)
+	}
 	var problems []backend.Problem
 	for _, n := range names {
 		if err := c.port(n, t.Port(n)); err != nil {
@@ -153,7 +157,19 @@ func (c *compiler) fixed() {
 	}
 }
 
-// port renders one Service port anew; nil takes it out.
+// retract takes a port's rules out of the dispatch trees.
+func (c *compiler) retract(n forward.PortName) {
+	have := c.ports[n]
+	if have == nil {
+		return
+	}
+	for _, p := range have.dispatch {
+		c.trees[p.tree].set(p.key, "")
+	}
+	have.dispatch = nil
+}
+
+// port renders one Service port anew, whose dispatch rules were retracted; nil takes it out.
 func (c *compiler) port(n forward.PortName, p *forward.Port) error {
 	have := c.ports[n]
 	if have == nil {
@@ -172,18 +188,11 @@ func (c *compiler) port(n forward.PortName, p *forward.Port) error {
 			c.drop(id)
 		}
 	}
-	for _, old := range have.dispatch {
-		if !slices.ContainsFunc(out.dispatch, func(p placed) bool { return p.tree == old.tree && p.key == old.key }) {
-			c.trees[old.tree].set(old.key, "")
-		}
-	}
 	for id, b := range out.chains {
 		c.set(id, b)
 	}
 	for _, p := range out.dispatch {
-		if !slices.Contains(have.dispatch, p) {
-			c.trees[p.tree].set(p.key, p.rule)
-		}
+		c.trees[p.tree].set(p.key, p.rule)
 	}
 	if p == nil {
 		delete(c.ports, n)
@@ -198,6 +207,7 @@ func (c *compiler) port(n forward.PortName, p *forward.Port) error {
 func (c *compiler) refuse(n forward.PortName, err error) {
 	size := c.ports[n].size
 	c.refused[n] = err
+	c.retract(n)
 	_ = c.port(n, nil)
 	c.ports[n] = &compiled{size: size}
 	c.flush()

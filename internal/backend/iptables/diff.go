@@ -40,36 +40,23 @@ func (p *plan) Steps() int { return p.steps }
 // String gives the restore payload.
 func (p *plan) String() string { return string(p.payload) }
 
-// write turns a difference into a plan.
-func (d difference) write() *plan {
+// write turns a difference into a plan. With batch > 0, chains that do not exist yet and chains that go away are written
+// in sections of that many of their own, before and after the section that changes what packets meet.
+//
+// In the nft flavour iptables-restore keeps a sorted list of the chains that a section names and walks along it for
+// every line, so one section of 10,000 chains costs a multiple of fifty small ones. The legacy flavour copies the whole
+// table for each section and must have one.
+func (d difference) write(batch int) *plan {
 	p := &plan{steps: len(d.changes) + len(d.insert) + len(d.remove)}
 	if p.steps == 0 {
 		return p
 	}
-	var first, nat, last section
-	natChanges := false
+	var first, last section
+	early, nat, late := d.natSections(batch)
+	natChanges := len(nat.chains) > 0
 	for _, c := range d.changes {
-		if c.id.table == tableNAT {
-			nat.chain(c.id, c.new, d.pinned[c.id])
-			natChanges = true
-		}
-	}
-	for _, c := range d.changes {
-		if c.id.table != tableFilter {
-			continue
-		}
-		switch gained, both := union(c); {
-		case !natChanges:
-			first.chain(c.id, c.new, d.pinned[c.id])
-		case !c.new.present:
-			last.chain(c.id, c.new, d.pinned[c.id])
-		case !gained:
-			last.chain(c.id, c.new, false)
-		case both == c.new.body:
-			first.chain(c.id, c.new, false)
-		default:
-			first.chain(c.id, chainState{both, true}, false)
-			last.chain(c.id, c.new, false)
+		if c.id.table == tableFilter {
+			d.filterChange(c, natChanges, &first, &last)
 		}
 	}
 	for _, j := range d.insert {
@@ -90,9 +77,15 @@ func (d difference) write() *plan {
 		}
 	}
 	var b bytes.Buffer
+	for _, s := range early {
+		s.print(&b, tableNAT)
+	}
 	first.print(&b, tableFilter)
 	nat.print(&b, tableNAT)
 	last.print(&b, tableFilter)
+	for _, s := range late {
+		s.print(&b, tableNAT)
+	}
 	mangle := section{}
 	for _, c := range d.changes {
 		if c.id.table == tableMangle {
@@ -104,29 +97,137 @@ func (d difference) write() *plan {
 	return p
 }
 
-// union tells whether a chain gains a rule (or its order changes), and gives the new rules with those of the old ones
-// behind them that are to go.
+// filterChange sorts one change of the filter table into what comes before the nat table's changes and what after.
+func (d difference) filterChange(c change, natChanges bool, first, last *section) {
+	pinned := d.pinned[c.id]
+	switch gained, both := union(c); {
+	case !natChanges:
+		first.chain(c.id, c.new, pinned)
+	case !c.new.present, !gained:
+		last.chain(c.id, c.new, pinned)
+	case both == c.new.body:
+		first.chain(c.id, c.new, pinned)
+	default:
+		first.chain(c.id, chainState{both, true}, pinned)
+		last.chain(c.id, c.new, pinned)
+	}
+}
+
+// natSections splits the changes of the nat table: new chains that nothing refers to yet, what changes for packets, and
+// chains that nothing refers to any more.
+func (d difference) natSections(batch int) (early []section, main section, late []section) {
+	var fresh, gone [ranks][]change
+	count := 0
+	for _, c := range d.changes {
+		if c.id.table != tableNAT {
+			continue
+		}
+		count++
+		rank := rankOf(c.id.name)
+		switch {
+		case batch == 0 || rank == rankMain:
+			main.chain(c.id, c.new, d.pinned[c.id])
+		case !c.old.present:
+			fresh[rank] = append(fresh[rank], c)
+		case !c.new.present:
+			gone[rank] = append(gone[rank], c)
+		default:
+			main.chain(c.id, c.new, d.pinned[c.id])
+		}
+	}
+	if batch == 0 || count <= batch { // not worth more than one section
+		for rank := range ranks {
+			for _, c := range append(fresh[rank], gone[rank]...) {
+				main.chain(c.id, c.new, d.pinned[c.id])
+			}
+		}
+		return nil, main, nil
+	}
+	size := func(rank int) int {
+		if rank == rankGroup { // groups refer to each other
+			return max(batch, len(fresh[rank]), len(gone[rank]))
+		}
+		return batch
+	}
+	for rank := range ranks {
+		for part := range slices.Chunk(fresh[rank], size(rank)) {
+			early = append(early, d.sectionOf(part))
+		}
+	}
+	for rank := ranks - 1; rank >= 0; rank-- {
+		for part := range slices.Chunk(gone[rank], size(rank)) {
+			late = append(late, d.sectionOf(part))
+		}
+	}
+	return early, main, late
+}
+
+func (d difference) sectionOf(changes []change) section {
+	var s section
+	for _, c := range changes {
+		s.chain(c.id, c.new, d.pinned[c.id])
+	}
+	return s
+}
+
+// Ranks of the nat table's chains: a chain refers only to chains of lower rank, but for those of rankMain, which refer
+// to all and to each other and change together.
+const (
+	rankMark = iota
+	rankEndpoint
+	rankGroup
+	rankPool
+	rankExternal
+	rankFirewall
+	rankMain
+	ranks
+)
+
+func rankOf(chain string) int {
+	switch {
+	case chain == chainMarkMasq:
+		return rankMark
+	case strings.HasPrefix(chain, prefixGroup):
+		return rankGroup
+	case strings.HasPrefix(chain, prefixEndpoint):
+		return rankEndpoint
+	case strings.HasPrefix(chain, prefixDispatch):
+		return rankMain
+	case strings.HasPrefix(chain, prefixService), strings.HasPrefix(chain, prefixLocal):
+		return rankPool
+	case strings.HasPrefix(chain, prefixExternal):
+		return rankExternal
+	case strings.HasPrefix(chain, prefixFirewall):
+		return rankFirewall
+	}
+	return rankMain
+}
+
+// union tells whether a chain gains a rule (or its order changes), and gives the old rules that are to go followed by the
+// new ones: until nat has changed, a packet that both have a rule for keeps its old answer.
 func union(c change) (gained bool, both body) {
 	if !c.old.present {
 		return true, c.new.body
 	}
-	was := map[string]bool{}
+	going := map[string]bool{}
 	for r := range c.old.body.rules() {
-		was[r] = true
+		going[r] = true
 	}
-	var all []string
 	for r := range c.new.body.rules() {
-		gained = gained || !was[r]
-		delete(was, r)
-		all = append(all, r)
+		gained = gained || !going[r]
+		delete(going, r)
 	}
-	if len(was) == 0 {
+	if len(going) == 0 {
 		return true, c.new.body // nothing goes: new rules or a new order
 	}
+	var all []string
 	for r := range c.old.body.rules() {
-		if was[r] {
+		if going[r] {
 			all = append(all, r)
 		}
+	}
+	if c.new.body != "" {
+		all = append(all, string(c.new.body))
 	}
 	return gained, bodyOf(all...)
 }

@@ -23,11 +23,18 @@ type Options struct {
 	NoBPF bool
 	// NoRandomFully tells that MASQUERADE cannot choose ports at random.
 	NoRandomFully bool
+	// SectionChains is how many new chains one section of a plan holds at most; 0 is no bound. The nft flavour wants
+	// NFTSectionChains, the legacy flavour no bound.
+	SectionChains int
 	// CompactAbove is the number of endpoints above which the compact layout is used; 0 means 1,000.
 	CompactAbove int
 }
 
 const defaultCompactAbove = 1000
+
+// NFTSectionChains is the number of chains in a section that iptables-restore 1.8.9 of the nft flavour took least time
+// for: 10,000 chains in 2.9 s, where one section takes 5.
+const NFTSectionChains = 200
 
 // mark gives the masquerade mark as rules show it.
 func (o Options) mark() string { return fmt.Sprintf("0x%x", uint32(1)<<o.MasqueradeBit) }
