@@ -187,6 +187,12 @@ func (b *Builder) draft(s *model.Snapshot, name model.Name) *draft {
 		d.ports[0].HealthCheckNodePort = svc.HealthCheckNodePort
 		d.ports[0].LocalReady = localReady(b.parts, ctx.Family, ctx.NodeName, names)
 	}
+	for _, p := range d.ports {
+		if p.healthOnNodePort() {
+			d.findings = append(d.findings, healthConflict(p, "its own node port"))
+			p.HealthCheckNodePort, p.LocalReady = 0, 0
+		}
+	}
 	return d
 }
 
@@ -266,8 +272,21 @@ func claimsOf(ports []*Port, lost []claim) []claim {
 		for _, f := range p.Frontends {
 			list = append(list, claim{f.Key(p.Name.Proto), p.Name})
 		}
+		if p.HealthCheckNodePort != 0 {
+			list = append(list, claim{p.healthKey(), p.Name})
+		}
 	}
 	return append(list, lost...)
+}
+
+// healthKey is what a health check node port claims: the TCP port of this machine, like a node port.
+func (p *Port) healthKey() Key { return Key{Port: p.HealthCheckNodePort, Proto: model.TCP} }
+
+// healthOnNodePort tells that a Service port asks for its health check on its own node port.
+func (p *Port) healthOnNodePort() bool {
+	return p.HealthCheckNodePort != 0 && slices.ContainsFunc(p.Frontends, func(f Frontend) bool {
+		return f.Key(p.Name.Proto) == p.healthKey()
+	})
 }
 
 // acquire files a claim. The port that serves the frontend is the first by precedes.
@@ -348,6 +367,11 @@ func (b *Builder) settle(name model.Name, d *draft, changed []PortName) []PortNa
 			found = append(found, conflict(p.Name, &f, winner))
 		}
 		p.Frontends = kept
+		if key := p.healthKey(); key.Port != 0 && b.table.index[key] != p.Name {
+			lost = append(lost, claim{key, p.Name})
+			found = append(found, healthConflict(p, b.table.index[key].String()))
+			p.HealthCheckNodePort, p.LocalReady = 0, 0
+		}
 		if len(kept) == 0 && p.HealthCheckNodePort == 0 {
 			continue
 		}
@@ -412,5 +436,14 @@ func conflict(loser PortName, f *Frontend, winner PortName) model.Finding {
 		Severity: model.Error, Kind: "Service", Object: loser.Name.String(), Reason: "FrontendConflict",
 		Message: fmt.Sprintf("%s %s of port %s is served for %s, which claimed it first; give one of them another address or port",
 			f.Kind, f.address()+"/"+loser.Proto.String(), loser, winner),
+	}
+}
+
+// healthConflict reports a health check that cannot be answered, as its port is taken.
+func healthConflict(p *Port, holder string) model.Finding {
+	return model.Finding{
+		Severity: model.Error, Kind: "Service", Object: p.Name.Name.String(), Reason: "HealthPortConflict",
+		Message: fmt.Sprintf("healthCheckNodePort %d is taken by %s; give the Service another healthCheckNodePort",
+			p.HealthCheckNodePort, holder),
 	}
 }
