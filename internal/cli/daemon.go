@@ -12,11 +12,15 @@ import (
 
 	"github.com/turnout-proxy/turnout/internal/config"
 	"github.com/turnout-proxy/turnout/internal/control"
+	"github.com/turnout-proxy/turnout/internal/kernel/link"
 	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/loop"
 	"github.com/turnout-proxy/turnout/internal/metric"
 	"github.com/turnout-proxy/turnout/internal/watch/manifest"
 )
+
+// metricsTimeout bounds an answer of the metrics server, a CPU profile among them.
+const metricsTimeout = 2 * time.Minute
 
 // A daemon is the running proxy with all its parts.
 type daemon struct {
@@ -47,11 +51,12 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	if err != nil {
 		return err
 	}
+	checks := d.newHealth()
 	d.loop = loop.New(loop.Config{
 		Families: lanes, MinSyncPeriod: cfg.IPTables.MinSyncPeriod, SyncPeriod: cfg.IPTables.SyncPeriod,
-		Logger: log, Metrics: d.metrics,
+		Logger: log, Metrics: d.metrics, Health: checks,
 	})
-	addrs, err := ownAddrs()
+	addrs, err := link.Addrs()
 	if err != nil {
 		return err
 	}
@@ -60,7 +65,11 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	g.Go(func() error { return d.loop.Run(ctx) })
 	g.Go(func() error { return d.watchHost(ctx) })
 	g.Go(func() error { return d.source(ctx) })
-	g.Go(func() error { return d.serveMetrics(ctx) })
+	g.Go(func() error { return checks.Run(ctx) })
+	if cfg.Healthz.IsValid() {
+		g.Go(func() error { return d.server("healthz", cfg.Healthz, checks.Handler(), 0).Run(ctx) })
+	}
+	g.Go(func() error { return d.server("metrics", cfg.Metrics, d.metricsHandler(), metricsTimeout).Run(ctx) })
 	if ln != nil {
 		g.Go(func() error { return control.Serve(ctx, ln, d, log) })
 	}

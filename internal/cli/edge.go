@@ -2,15 +2,15 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net"
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
 	"time"
 
+	"github.com/turnout-proxy/turnout/internal/health"
+	"github.com/turnout-proxy/turnout/internal/kernel/link"
 	"github.com/turnout-proxy/turnout/internal/logkey"
+	"github.com/turnout-proxy/turnout/internal/model"
 	"github.com/turnout-proxy/turnout/internal/watch/kube"
 )
 
@@ -37,52 +37,61 @@ func (d *daemon) sourceStatus(resource string, err error) {
 	d.log.Info("The API server answered again", logkey.Kind, resource)
 }
 
-// hostLook is how often this machine's addresses are looked at.
-const hostLook = 5 * time.Second
+// hostRetry is how long a failed watch of this machine's addresses rests.
+const hostRetry = time.Second
 
 // watchHost keeps the loop told of this machine's addresses.
 func (d *daemon) watchHost(ctx context.Context) error {
-	tick := time.NewTicker(hostLook)
-	defer tick.Stop()
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-		addrs, err := ownAddrs()
-		if err != nil {
-			d.log.Error("Did not list this machine's addresses", logkey.Err, err)
-			continue
-		}
-		d.loop.SetHost(addrs)
-	}
-}
-
-// How the metrics server bounds its clients.
-const (
-	metricsHeaderTimeout = 5 * time.Second
-	metricsAnswerTimeout = 2 * time.Minute
-	listenRetry          = 5 * time.Second
-)
-
-// serveMetrics serves what kube-proxy serves on its metrics address. An address that cannot be listened on is tried
-// again, or with the hard-fail setting ends the daemon.
-func (d *daemon) serveMetrics(ctx context.Context) error {
-	for {
-		err := serveHTTP(ctx, d.cfg.Metrics, d.metricsHandler())
+		err := link.Watch(ctx, d.loop.SetHost)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if d.cfg.HardFail {
-			return fmt.Errorf("metrics server: %w", err)
-		}
-		d.log.Error("The metrics server is not up", logkey.Address, d.cfg.Metrics, logkey.Err, err, logkey.Retry, listenRetry)
+		d.log.Error("Lost sight of this machine's addresses", logkey.Err, err, logkey.Retry, hostRetry)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(listenRetry):
+		case <-time.After(hostRetry):
 		}
+	}
+}
+
+// newHealth gives the daemon's health, which counts and logs what it does.
+func (d *daemon) newHealth() *health.Health {
+	return health.New(health.Config{
+		Timeout: 2 * d.cfg.IPTables.SyncPeriod, NodeOptional: d.cfg.Manifests != "",
+		Answered: func(path string, status int) {
+			if path == "/livez" {
+				d.metrics.Livez(status)
+			} else {
+				d.metrics.Healthz(status)
+			}
+		},
+		Report: func(s health.Service, family model.Family, err error) {
+			if err != nil {
+				d.log.Error("A Service's health check port could not be opened", logkey.Service, s.Name, logkey.Family, family,
+					logkey.Address, s.Port, logkey.Err, err)
+				return
+			}
+			d.log.Info("A Service's health check port was opened after all", logkey.Service, s.Name, logkey.Family, family)
+		},
+		Opened: d.metrics.HealthPorts,
+	})
+}
+
+// server gives one of the daemon's own HTTP servers. An address that cannot be opened is tried again, or with the
+// hard-fail setting ends the daemon.
+func (d *daemon) server(name string, addr netip.AddrPort, h http.Handler, writeTimeout time.Duration) *health.Server {
+	return &health.Server{
+		Addr: addr.String(), Handler: h, WriteTimeout: writeTimeout, Strict: d.cfg.HardFail,
+		Report: func(err error) {
+			if err != nil {
+				d.log.Error("A server's address could not be opened and is tried again", logkey.Component, name,
+					logkey.Address, addr, logkey.Err, err)
+				return
+			}
+			d.log.Info("A server's address was opened after all", logkey.Component, name, logkey.Address, addr)
+		},
 	}
 }
 
@@ -108,23 +117,4 @@ func plainText(text string) http.HandlerFunc {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		_, _ = w.Write([]byte(text))
 	}
-}
-
-// serveHTTP serves until the context ends, and gives an error if that was not the reason.
-func serveHTTP(ctx context.Context, addr netip.AddrPort, h http.Handler) error {
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", addr.String())
-	if err != nil {
-		return err
-	}
-	server := &http.Server{
-		Handler: h, ReadHeaderTimeout: metricsHeaderTimeout, ReadTimeout: metricsHeaderTimeout,
-		WriteTimeout: metricsAnswerTimeout, IdleTimeout: metricsAnswerTimeout, MaxHeaderBytes: 64 << 10,
-	}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
 }

@@ -109,7 +109,7 @@ func kernelTrace(ctx context.Context, cfg *config.Config, p forward.Packet, host
 	}
 	family := model.FamilyOf(p.Dst.Addr())
 	p = answer.Placed(p, hostAddrs(host, family))
-	nothing := answer.FromObjects(p, backend.Trace{})
+	nothing := answer.FromObjects(p, backend.Trace{}, nil)
 	nothing.Source, nothing.Mode = answer.FromKernel, string(cfg.Mode)
 	if len(sights) == 0 {
 		nothing.Explanation = "no daemon runs and the kernel holds no Service rules, so the packet is left alone"
@@ -129,9 +129,8 @@ func kernelTrace(ctx context.Context, cfg *config.Config, p forward.Packet, host
 		if bt.Outcome.Do == forward.Pass {
 			continue
 		}
-		tr := answer.FromObjects(p, bt)
+		tr := answer.FromObjects(p, bt, answer.Held(s.family, s.observed.Rows()))
 		tr.Source, tr.Mode = answer.FromKernel, string(cfg.Mode)
-		tr.Name(answer.Held(s.family, s.observed.Rows()))
 		return tr, nil
 	}
 	return nothing, nil

@@ -14,6 +14,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/flow"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/conntrack"
+	"github.com/turnout-proxy/turnout/internal/kernel/sysctl"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/loop"
@@ -48,10 +49,43 @@ func openLane(ctx context.Context, cfg *config.Config, f model.Family, log *slog
 		return loop.Family{}, err
 	}
 	log.Info("Using iptables Proxier", logkey.Family, f, "flavour", flavour, logkey.Reason, reason)
+	builder := forward.NewBuilder(forwardConfig(cfg, f))
+	if f == model.IPv4 && builder.Table().Context.NodePorts.Loopback {
+		routeLocalnet(log)
+	}
+	options := iptablesOptions(cfg, f, flavour)
+	adapt(&options, xtables.Probe(ctx, tables, f, xtables.FeatureBPF, xtables.FeatureRandomFully), log)
 	return loop.Family{
-		Family: f, Builder: forward.NewBuilder(forwardConfig(cfg, f)),
-		Backend: iptables.New(tables, iptablesOptions(cfg, f, flavour)), Cleaner: cleaner{f, conntrack.Kernel{}},
+		Family: f, Builder: builder, Backend: iptables.New(tables, options), Cleaner: cleaner{f, conntrack.Kernel{}},
 	}, nil
+}
+
+// adapt leaves out of the rules what the kernel does not have. What could not be told counts as there: a rule that is
+// refused shows up in the log, one that is missing would not.
+func adapt(o *iptables.Options, probed map[xtables.Feature]error, log *slog.Logger) {
+	for feature, off := range map[xtables.Feature]*bool{
+		xtables.FeatureBPF: &o.NoBPF, xtables.FeatureRandomFully: &o.NoRandomFully,
+	} {
+		if err := probed[feature]; errors.Is(err, xtables.ErrUnsupported) {
+			*off = true
+			log.Info("The kernel lacks a feature and rules do without it", logkey.Family, o.Family, logkey.Object, feature,
+				logkey.Err, err)
+		}
+	}
+}
+
+// routeLocalnet lets packets from 127.0.0.1 leave after a NodePort on it was translated. Without it NodePorts do not
+// answer there, which is no reason to end.
+func routeLocalnet(log *slog.Logger) {
+	const name = "net/ipv4/conf/all/route_localnet"
+	wrote, err := sysctl.New(sysctl.ProcSys).Ensure(name, "1")
+	switch {
+	case err != nil:
+		log.Warn("NodePorts will not answer on 127.0.0.1", logkey.Object, name, logkey.Err, err)
+	case wrote:
+		log.Info("Set a kernel parameter so that NodePorts answer on 127.0.0.1; --iptables-localhost-nodeports=false "+
+			"or --nodeport-addresses avoid it", logkey.Object, name)
+	}
 }
 
 // ipv6Enabled tells whether the kernel has IPv6 and lets interfaces use it.
@@ -70,7 +104,7 @@ func openTables(
 	flavour, reason := xtables.Flavour(want), "--iptables-flavour"
 	if want == config.FlavourAuto {
 		var err error
-		if flavour, reason, err = detectFlavour(ctx, f); err != nil {
+		if flavour, reason, err = xtables.Detect(ctx, f); err != nil {
 			return nil, "", "", err
 		}
 	}
@@ -78,7 +112,7 @@ func openTables(
 	if err != nil {
 		return nil, "", "", err
 	}
-	if _, err := tables.Save(ctx, "nat"); err != nil {
+	if err := xtables.Supported(ctx, f, flavour); err != nil {
 		return nil, "", "", err
 	}
 	return tables, flavour, reason, nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"strings"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/control"
 	"github.com/turnout-proxy/turnout/internal/control/answer"
 	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel/link"
 )
 
 const traceLong = `Say what happens to the first packet of a connection on this node, and why: which Service it is for, who may come,
@@ -121,28 +121,13 @@ func (a *app) trace(
 			return tr, err
 		}
 		if len(host) == 0 {
-			if host, err = ownAddrs(); err != nil {
+			if host, err = link.Addrs(); err != nil {
 				return tr, err
 			}
 		}
 		return kernelTrace(ctx, cfg, p, host)
 	}
 	return tr, err
-}
-
-// ownAddrs gives the addresses of this machine's interfaces.
-func ownAddrs() ([]netip.Addr, error) {
-	list, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list this machine's addresses: %w", err)
-	}
-	var out []netip.Addr
-	for _, a := range list {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			out = append(out, p.Addr())
-		}
-	}
-	return out, nil
 }
 
 func (a *app) printTrace(tr *answer.Trace, output string) error {

@@ -129,10 +129,14 @@ func (tr *Trace) Witness(wanted forward.Outcome, bt backend.Trace) {
 	}
 }
 
-// FromObjects says what the kernel objects of a mode do with a packet, where nothing else is known.
-func FromObjects(p forward.Packet, bt backend.Trace) Trace {
+// FromObjects says what the kernel objects of a mode do with a packet, where nothing else is known. The rows are those of
+// the same objects.
+func FromObjects(p forward.Packet, bt backend.Trace, rows []Row) Trace {
 	tr := explain(p, bt.Outcome)
 	tr.addSteps(bt)
+	if bt.Outcome.Do != forward.Pass && tr.name(rows) {
+		tr.Explanation = sentence(p, bt.Outcome, tr.Service, tr.Allow)
+	}
 	return tr
 }
 
@@ -261,20 +265,17 @@ func parseSource(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
 }
 
-// Name fills in the frontend from a node's rows, where the trace itself does not say it.
-func (tr *Trace) Name(rows []Row) {
+// name fills in the frontend from a node's rows: the one with the very address, else the node port.
+func (tr *Trace) name(rows []Row) bool {
 	port := tr.Packet.Dst[strings.LastIndexByte(tr.Packet.Dst, ':'):]
-	for _, exact := range []bool{true, false} {
+	for _, frontend := range []string{tr.Packet.Dst, "*" + port} {
 		for i := range rows {
-			r := &rows[i]
-			if r.Proto != tr.Packet.Proto {
-				continue
-			}
-			if exact && r.Frontend == tr.Packet.Dst || !exact && r.Frontend == "*"+port {
+			if r := &rows[i]; r.Proto == tr.Packet.Proto && r.Frontend == frontend {
 				tr.Service, tr.Kind, tr.Frontend = r.Service, r.Kind, r.Frontend
 				tr.Filtered, tr.Allow, tr.AffinitySeconds = r.Filtered, r.Allow, r.AffinitySeconds
-				return
+				return true
 			}
 		}
 	}
+	return false
 }
