@@ -35,10 +35,10 @@ type fakeKernel struct {
 	pulseFail   error
 	refuse      map[string]error
 	panics      bool
+	unsupported map[string]string
 	// applyTakes and observeTakes are how long the calls last; observes counts them.
 	applyTakes, observeTakes time.Duration
 	observes, applies        int
-	stuck                    bool
 }
 
 type write struct {
@@ -59,6 +59,17 @@ func (k *fakeKernel) set(fn func(k *fakeKernel)) {
 	defer k.mu.Unlock()
 	fn(k)
 }
+
+// count gives a counter: k.count(applies).
+func (k *fakeKernel) count(counter func(*fakeKernel) int) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return counter(k)
+}
+
+func applies(k *fakeKernel) int { return k.applies }
+
+func observes(k *fakeKernel) int { return k.observes }
 
 func (k *fakeKernel) text() string {
 	k.mu.Lock()
@@ -83,9 +94,7 @@ type fakeBackend struct {
 
 	wanted map[string]string
 	// acked is what the kernel acknowledged.
-	acked       map[string]string
-	compiled    []int
-	unsupported map[string]string
+	acked map[string]string
 }
 
 func newFake() (*fakeBackend, *fakeKernel) {
@@ -113,10 +122,12 @@ func (p fakePlan) String() string              { return strings.Join(slices.Sort
 func (b *fakeBackend) Mode() string { return "fake" }
 
 func (b *fakeBackend) Compile(t *forward.Table, d forward.Delta) []backend.Problem {
-	if b.panics() {
+	b.kernel.mu.Lock()
+	panics, unsupported := b.kernel.panics, b.kernel.unsupported
+	b.kernel.mu.Unlock()
+	if panics {
 		panic("compile went wrong")
 	}
-	b.compiled = append(b.compiled, len(d.Ports))
 	b.wanted["base"] = "always"
 	var problems []backend.Problem
 	for _, n := range d.Ports {
@@ -125,7 +136,7 @@ func (b *fakeBackend) Compile(t *forward.Table, d forward.Delta) []backend.Probl
 		if p == nil {
 			continue
 		}
-		if reason := b.unsupported[n.String()]; reason != "" {
+		if reason := unsupported[n.String()]; reason != "" {
 			problems = append(problems, backend.Problem{Port: n, Reason: reason, Err: errors.New("no such thing")})
 			continue
 		}
@@ -136,12 +147,6 @@ func (b *fakeBackend) Compile(t *forward.Table, d forward.Delta) []backend.Probl
 		b.wanted[n.String()] = strings.Join(list, " ")
 	}
 	return problems
-}
-
-func (b *fakeBackend) panics() bool {
-	b.kernel.mu.Lock()
-	defer b.kernel.mu.Unlock()
-	return b.kernel.panics
 }
 
 func (b *fakeBackend) Observe(ctx context.Context) (backend.Observed, error) {
@@ -197,12 +202,9 @@ func (b *fakeBackend) Diff(have backend.Observed) backend.Plan {
 func (b *fakeBackend) Apply(ctx context.Context, p backend.Plan) backend.Report {
 	k := b.kernel
 	k.mu.Lock()
-	takes, stuck := k.applyTakes, k.stuck
+	takes := k.applyTakes
 	k.applies++
 	k.mu.Unlock()
-	if stuck {
-		<-make(chan struct{})
-	}
 	if err := pause(ctx, takes); err != nil {
 		return backend.Report{Err: err}
 	}
@@ -325,6 +327,16 @@ func (r *rig) sync(events ...model.Event) {
 	after(10 * time.Millisecond)
 }
 
+// look gives the loop's view, for fields that may be kept.
+func (r *rig) look() View {
+	r.t.Helper()
+	var v View
+	if err := r.Do(r.t.Context(), func(got View) { v = got }); err != nil {
+		r.t.Fatalf("Do: %v", err)
+	}
+	return v
+}
+
 // settle waits until the bucket is full again.
 func (r *rig) settle() { after(time.Minute) }
 
@@ -372,43 +384,68 @@ func (l *logBook) count(text string) int {
 	return n
 }
 
-type fakeEvents struct{ list []model.Finding }
+// String gives everything that was logged.
+func (l *logBook) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
 
-func (e *fakeEvents) Publish(f model.Finding) { e.list = append(e.list, f) }
+type fakeEvents struct {
+	mu   sync.Mutex
+	list []model.Finding
+}
+
+func (e *fakeEvents) Publish(f model.Finding) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, f)
+}
 
 type fakeHealth struct {
 	mu       sync.Mutex
-	node     *model.Node
 	queued   map[model.Family]time.Time
-	updated  map[model.Family]time.Time
 	services []health.Service
-	scope    forward.NodePortScope
 }
 
 func (h *fakeHealth) Queued(f model.Family, at time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.queued == nil {
-		h.queued, h.updated = map[model.Family]time.Time{}, map[model.Family]time.Time{}
+		h.queued = map[model.Family]time.Time{}
 	}
 	if _, ok := h.queued[f]; !ok {
 		h.queued[f] = at
 	}
 }
 
-func (h *fakeHealth) Updated(f model.Family, at time.Time) {
+func (h *fakeHealth) Updated(f model.Family, _ time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.queued, f)
-	h.updated[f] = at
 }
 
-func (h *fakeHealth) SetNode(n *model.Node) { h.node = n }
-
-func (h *fakeHealth) SetServices(_ model.Family, s forward.NodePortScope, list []health.Service) {
+// since tells since when a family waits; zero if it does not.
+func (h *fakeHealth) since(f model.Family) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.scope, h.services = s, list
+	return h.queued[f]
+}
+
+func (h *fakeHealth) overdue(f model.Family) bool { return !h.since(f).IsZero() }
+
+func (h *fakeHealth) list() []health.Service {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.services
+}
+
+func (h *fakeHealth) SetNode(*model.Node) {}
+
+func (h *fakeHealth) SetServices(_ model.Family, _ forward.NodePortScope, list []health.Service) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.services = list
 }
 
 // service is a Service "default/NAME" with one unnamed TCP port.
@@ -436,6 +473,8 @@ func slice(service string, addrs ...string) model.Event {
 
 // reasons gives "Reason object" of each event.
 func (e *fakeEvents) reasons() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	var list []string
 	for _, f := range e.list {
 		list = append(list, f.Reason+" "+f.Object)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,7 +76,7 @@ func TestARestartAdoptsWhatIsRightAndReplacesWhatIsNot(t *testing.T) {
 		if diff := cmp.Diff(want, r.kernel().written(), seeWrites); diff != "" {
 			t.Errorf("writes after a change (-want +got):\n%s", diff)
 		}
-		if got := r.view().Families[0].Stats.DriftRepairs; got != 0 {
+		if got := r.look().Families[0].Stats.DriftRepairs; got != 0 {
 			t.Errorf("drift repairs: got %d, want 0: what was there before the start is no drift", got)
 		}
 		r.stop()
@@ -178,7 +179,7 @@ func TestAnEqualObjectIsNoChange(t *testing.T) {
 		r := start(t, nil)
 		r.sync(service("web", "10.96.0.1"), slice("web", "10.244.0.1"))
 		r.settle()
-		began, applies := time.Now(), r.kernel().applies
+		began, before := time.Now(), r.kernel().count(applies)
 		for range 100 {
 			r.sink(service("web", "10.96.0.1"), slice("web", "10.244.0.1"))
 			after(time.Second)
@@ -186,8 +187,8 @@ func TestAnEqualObjectIsNoChange(t *testing.T) {
 		if got := r.since(began); len(got) != 0 {
 			t.Errorf("got writes %v, want none", got)
 		}
-		if r.kernel().applies != applies {
-			t.Errorf("got %d applies, want none", r.kernel().applies-applies)
+		if got := r.kernel().count(applies) - before; got != 0 {
+			t.Errorf("got %d applies, want none", got)
 		}
 		r.stop()
 	})
@@ -222,10 +223,10 @@ func TestAFailedSyncIsTriedAgainWithGrowingDelays(t *testing.T) {
 		r.kernel().set(func(k *fakeKernel) { k.fail = errors.New("resource busy") })
 		began := time.Now()
 		r.sink(slice("web", "10.244.0.1"))
-		last := r.kernel().applies
+		last := r.kernel().count(applies)
 		for time.Since(began) < 2*time.Minute {
 			after(time.Millisecond)
-			if n := r.kernel().applies; n != last {
+			if n := r.kernel().count(applies); n != last {
 				last = n
 				tries = append(tries, time.Since(began).Round(100*time.Millisecond))
 			}
@@ -239,9 +240,9 @@ func TestAFailedSyncIsTriedAgainWithGrowingDelays(t *testing.T) {
 			t.Errorf("times of the tries (-want +got):\n%s", diff)
 		}
 		if got := r.log.count("level=ERROR"); got != 1 {
-			t.Errorf("got %d error lines, want 1 for the whole episode:\n%s", got, r.log.buf.String())
+			t.Errorf("got %d error lines, want 1 for the whole episode:\n%s", got, r.log)
 		}
-		v := r.view().Families[0]
+		v := r.look().Families[0]
 		if v.State != Failing || v.Err != "resource busy" || v.Attempts != len(want) {
 			t.Errorf("status: got %s, %q after %d attempts; want failing, \"resource busy\" after %d",
 				v.State, v.Err, v.Attempts, len(want))
@@ -255,7 +256,7 @@ func TestAFailedSyncIsTriedAgainWithGrowingDelays(t *testing.T) {
 			t.Errorf("got %d lines about the recovery, want 1", got)
 		}
 		if got := r.log.count("Repaired"); got != 0 {
-			t.Errorf("the retry was taken for drift:\n%s", r.log.buf.String())
+			t.Errorf("the retry was taken for drift:\n%s", r.log)
 		}
 		r.stop()
 	})
@@ -266,7 +267,7 @@ func TestARetryStartsWithReadingBack(t *testing.T) {
 		r := start(t, nil)
 		r.sync(service("web", "10.96.0.1"))
 		r.settle()
-		before := r.kernel().observes
+		before := r.kernel().count(observes)
 		r.kernel().set(func(k *fakeKernel) { k.fail = errors.New("no") })
 		r.sink(slice("web", "10.244.0.1"))
 		after(50 * time.Millisecond)
@@ -280,7 +281,7 @@ func TestARetryStartsWithReadingBack(t *testing.T) {
 		if got := r.since(began); len(got) != 0 {
 			t.Errorf("got writes %v, want none: the kernel was right already", got)
 		}
-		if got := r.kernel().observes - before; got != 1 {
+		if got := r.kernel().count(observes) - before; got != 1 {
 			t.Errorf("got %d read-backs, want 1", got)
 		}
 		r.stop()
@@ -314,10 +315,10 @@ func TestARefusedPortIsTriedAgainAloneAndTheRestGoesOn(t *testing.T) {
 			t.Errorf("kernel (-want +got):\n%s", diff)
 		}
 		var tries []time.Duration
-		last, began := r.kernel().applies, time.Now()
+		last, began := r.kernel().count(applies), time.Now()
 		for time.Since(began) < 2*time.Minute {
 			after(100 * time.Millisecond)
-			if n := r.kernel().applies; n != last {
+			if n := r.kernel().count(applies); n != last {
 				last = n
 				tries = append(tries, time.Since(began).Round(time.Second))
 			}
@@ -332,12 +333,12 @@ func TestARefusedPortIsTriedAgainAloneAndTheRestGoesOn(t *testing.T) {
 		if diff := cmp.Diff("base: always\n"+db+": 10.244.0.2:8080\n", r.kernel().text()); diff != "" {
 			t.Errorf("kernel after a change (-want +got):\n%s", diff)
 		}
-		ports := r.view().Families[0].Ports
+		ports := r.look().Families[0].Ports
 		if len(ports) != 1 || ports[0].Port.String() != web || ports[0].Err != "invalid argument" {
 			t.Errorf("ports that do not work: got %+v, want %s alone with its error", ports, web)
 		}
 		if got := r.log.count("level=ERROR"); got != 1 {
-			t.Errorf("got %d error lines, want 1 for the episode:\n%s", got, r.log.buf.String())
+			t.Errorf("got %d error lines, want 1 for the episode:\n%s", got, r.log)
 		}
 		want := []string{"PortRefused default/web"}
 		if diff := cmp.Diff(want, r.events.reasons()); diff != "" {
@@ -348,7 +349,7 @@ func TestARefusedPortIsTriedAgainAloneAndTheRestGoesOn(t *testing.T) {
 		if got := r.log.count("Service port works again"); got != 1 {
 			t.Errorf("got %d lines about the recovery, want 1", got)
 		}
-		if v := r.view().Families[0]; len(v.Ports) != 0 {
+		if v := r.look().Families[0]; len(v.Ports) != 0 {
 			t.Errorf("ports that do not work: got %v, want none", v.Ports)
 		}
 		r.stop()
@@ -364,12 +365,12 @@ func TestARefusedPortThatIsDeletedIsForgotten(t *testing.T) {
 		gone.Delete = true
 		r.sink(gone)
 		after(time.Second)
-		if v := r.view().Families[0]; len(v.Ports) != 0 {
+		if v := r.look().Families[0]; len(v.Ports) != 0 {
 			t.Errorf("ports that do not work: got %v, want none", v.Ports)
 		}
-		applies := r.kernel().applies
+		before := r.kernel().count(applies)
 		after(time.Minute)
-		if got := r.kernel().applies - applies; got != 0 {
+		if got := r.kernel().count(applies) - before; got != 0 {
 			t.Errorf("got %d tries after the Service was gone, want none", got)
 		}
 		r.stop()
@@ -421,7 +422,7 @@ func TestAPanicIsLoggedWithItsStackAndTriedAgain(t *testing.T) {
 			t.Errorf("got %d lines about the panic, want 1", got)
 		}
 		if got := r.log.count("fakeBackend).Compile"); got != 1 {
-			t.Errorf("got %d lines with the stack, want 1:\n%s", got, r.log.buf.String())
+			t.Errorf("got %d lines with the stack, want 1:\n%s", got, r.log)
 		}
 		r.kernel().set(func(k *fakeKernel) { k.panics = false })
 		after(time.Minute)
@@ -441,13 +442,13 @@ func TestAPanicOfTheBuilderIsTriedAgainWithEverythingThatChanged(t *testing.T) {
 		})
 		r.sync(service("web", "10.96.0.1"))
 		r.settle()
-		b.panics = true
+		b.panics.Store(true)
 		r.sink(slice("web", "10.244.0.1"))
 		after(5 * time.Second)
 		if got := r.log.count("level=ERROR"); got != 1 {
 			t.Errorf("got %d error lines, want 1", got)
 		}
-		b.panics = false
+		b.panics.Store(false)
 		after(30 * time.Second)
 		if diff := cmp.Diff("base: always\n"+web+": 10.244.0.1:8080\n", r.kernel().text()); diff != "" {
 			t.Errorf("kernel afterwards (-want +got):\n%s", diff)
@@ -458,11 +459,11 @@ func TestAPanicOfTheBuilderIsTriedAgainWithEverythingThatChanged(t *testing.T) {
 
 type panickyBuilder struct {
 	Builder
-	panics bool
+	panics atomic.Bool
 }
 
 func (b *panickyBuilder) Update(s *model.Snapshot, d model.Dirty, h forward.Host) forward.Delta {
-	if b.panics {
+	if b.panics.Load() {
 		panic("update went wrong")
 	}
 	return b.Builder.Update(s, d, h)
@@ -511,7 +512,7 @@ func TestAStormOfEventsKeepsOnlyTheLatestOfEachObject(t *testing.T) {
 		for i := range events {
 			r.inbox.put(service(fmt.Sprint("s", i%objects), fmt.Sprintf("10.96.%d.%d", i/objects%256, i%objects+1)))
 		}
-		if got := len(r.inbox.now.items); got > objects {
+		if got := r.inbox.size(); got > objects {
 			t.Errorf("the inbox holds %d items, want at most %d", got, objects)
 		}
 		after(10 * time.Minute)

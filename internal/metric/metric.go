@@ -170,6 +170,7 @@ func (m *Metrics) Families(mode string, families ...model.Family) {
 		for _, result := range []Result{OK, Partial, Failed} {
 			m.rounds.WithLabelValues(string(result), l)
 		}
+		m.programming.WithLabelValues(l)
 		m.NoLocalEndpoints(f, 0, 0)
 	}
 }
