@@ -123,13 +123,18 @@ func (c *Command) Version() string { return c.version }
 
 // Save implements Tables.
 func (c *Command) Save(ctx context.Context, table string) ([]byte, error) {
-	object := fmt.Sprintf("%s table %s", c.family, table)
 	if err := ctx.Err(); err != nil {
-		return nil, &StepError{Op: "save", Object: object, Err: err}
+		return nil, &StepError{Op: "save", Object: fmt.Sprintf("%s table %s", c.family, table), Err: err}
 	}
 	if exists, err := tableExists(c.family, c.flavour, table); err == nil && !exists {
 		return nil, nil
 	}
+	return c.print(ctx, table)
+}
+
+// print runs the tool, which may make the table if it does not exist.
+func (c *Command) print(ctx context.Context, table string) ([]byte, error) {
+	object := fmt.Sprintf("%s table %s", c.family, table)
 	var out bytes.Buffer
 	cmd, reply := c.tool(ctx, c.save, "-t", table)
 	cmd.Stdout = &out

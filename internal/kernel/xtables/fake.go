@@ -50,6 +50,8 @@ type fakeTable struct {
 type fakeChain struct {
 	policy string
 	rules  []fakeRule
+	// targets are the rules' targets, each once, in the order of their first use; set when a section is committed.
+	targets []string
 }
 
 type fakeRule struct {
@@ -271,6 +273,18 @@ func (f *Fake) open(table string) (*section, error) {
 	}, nil
 }
 
+func (c *fakeChain) distinctTargets() []string {
+	var out []string
+	seen := map[string]bool{"": true}
+	for _, r := range c.rules {
+		if name := r.rule.Target.Name; !seen[name] {
+			seen[name] = true
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
 // commit makes a section's changes real, if the table as a whole is one that the kernel takes.
 func (f *Fake) commit(s *section) error {
 	if err := f.ask("commit"); err != nil {
@@ -283,9 +297,10 @@ func (f *Fake) commit(s *section) error {
 	for name, c := range s.changed {
 		if c == nil {
 			delete(next.chains, name)
-		} else {
-			next.chains[name] = c
+			continue
 		}
+		c.targets = c.distinctTargets()
+		next.chains[name] = c
 	}
 	if err := next.check(s.name); err != nil {
 		return err

@@ -20,11 +20,10 @@ func (t *fakeTable) check(table string) error {
 		if isBase(table, name) {
 			from[name] = map[string]bool{name: true}
 		}
-		for _, r := range t.chains[name].rules {
-			if err := allowedAt(table, r.rule.Target.Name, from[name]); err != nil {
+		for _, callee := range t.chains[name].targets {
+			if err := allowedAt(table, callee, from[name]); err != nil {
 				return err
 			}
-			callee := r.rule.Target.Name
 			if t.chains[callee] == nil || len(from[name]) == 0 {
 				continue
 			}
@@ -53,8 +52,8 @@ func (w *walk) visit(name string) error {
 		return nil
 	}
 	w.state[name] = 1
-	for _, r := range w.table.chains[name].rules {
-		if callee := r.rule.Target.Name; callee != "" && w.table.chains[callee] != nil && w.state[callee] != 2 {
+	for _, callee := range w.table.chains[name].targets {
+		if w.table.chains[callee] != nil && w.state[callee] != 2 {
 			if err := w.visit(callee); err != nil {
 				return err
 			}

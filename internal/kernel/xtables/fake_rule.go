@@ -83,68 +83,74 @@ func admitProtocol(r *Rule) error {
 
 // A grammar says which options a module takes, with the number of values of each.
 type grammar struct {
-	options map[string]int
+	options []syntax
 	// oneOf are the options of which at least one must be there.
 	oneOf []string
+}
+
+// syntax is the number of values that an option takes.
+type syntax struct {
+	name   string
+	values int
 }
 
 // matchGrammar knows the modules that Service proxies use.
 func matchGrammar(module string) (grammar, bool) {
 	switch module {
 	case "comment":
-		return grammar{map[string]int{"--comment": 1}, []string{"--comment"}}, true
+		return grammar{[]syntax{{"--comment", 1}}, []string{"--comment"}}, true
 	case "tcp", "udp", "sctp":
-		return grammar{map[string]int{"--dport": 1, "--sport": 1}, nil}, true
+		return grammar{[]syntax{{"--dport", 1}, {"--sport", 1}}, nil}, true
 	case "addrtype":
 		return grammar{
-			map[string]int{"--src-type": 1, "--dst-type": 1, "--limit-iface-in": 0, "--limit-iface-out": 0},
+			[]syntax{{"--src-type", 1}, {"--dst-type", 1}, {"--limit-iface-in", 0}, {"--limit-iface-out", 0}},
 			[]string{"--src-type", "--dst-type"},
 		}, true
 	case "mark":
-		return grammar{map[string]int{"--mark": 1}, []string{"--mark"}}, true
+		return grammar{[]syntax{{"--mark", 1}}, []string{"--mark"}}, true
 	case "conntrack":
-		options := map[string]int{
-			"--ctstate": 1, "--ctproto": 1, "--ctorigsrc": 1, "--ctorigdst": 1, "--ctorigdstport": 1, "--ctdir": 1,
+		options := []syntax{
+			{"--ctstate", 1}, {"--ctproto", 1}, {"--ctorigsrc", 1}, {"--ctorigdst", 1}, {"--ctorigdstport", 1}, {"--ctdir", 1},
 		}
 		return grammar{options, []string{
 			"--ctstate", "--ctproto", "--ctorigsrc", "--ctorigdst", "--ctorigdstport", "--ctdir",
 		}}, true
 	case "statistic":
-		return grammar{map[string]int{"--mode": 1, "--probability": 1, "--every": 1, "--packet": 1}, []string{"--mode"}}, true
+		return grammar{[]syntax{{"--mode", 1}, {"--probability", 1}, {"--every", 1}, {"--packet", 1}}, []string{"--mode"}}, true
 	case "recent":
-		options := map[string]int{
-			"--set": 0, "--rcheck": 0, "--update": 0, "--remove": 0, "--seconds": 1, "--reap": 0, "--hitcount": 1,
-			"--rttl": 0, "--name": 1, "--mask": 1, "--rsource": 0, "--rdest": 0,
+		options := []syntax{
+			{"--set", 0}, {"--rcheck", 0}, {"--update", 0}, {"--remove", 0}, {"--seconds", 1}, {"--reap", 0}, {"--hitcount", 1},
+			{"--rttl", 0}, {"--name", 1}, {"--mask", 1}, {"--rsource", 0}, {"--rdest", 0},
 		}
 		return grammar{options, []string{"--set", "--rcheck", "--update", "--remove"}}, true
 	case "bpf":
-		return grammar{map[string]int{"--bytecode": 1}, []string{"--bytecode"}}, true
+		return grammar{[]syntax{{"--bytecode", 1}}, []string{"--bytecode"}}, true
 	case "set":
-		return grammar{map[string]int{"--match-set": 2}, []string{"--match-set"}}, true
+		return grammar{[]syntax{{"--match-set", 2}}, []string{"--match-set"}}, true
 	case "nfacct":
-		return grammar{map[string]int{"--nfacct-name": 1}, []string{"--nfacct-name"}}, true
+		return grammar{[]syntax{{"--nfacct-name", 1}}, []string{"--nfacct-name"}}, true
 	}
 	return grammar{}, false
 }
 
 // follow checks options against a grammar.
-func (g grammar) follow(who string, options []Option) error {
-	seen := map[string]bool{}
-	for _, o := range options {
-		n, ok := g.options[o.Name]
-		if !ok {
-			return refuse("unknown option %q of %s", o.Name, who)
+func (g grammar) follow(who, name string, options []Option) error {
+	chosen := len(g.oneOf) == 0
+	for i, o := range options {
+		at := slices.IndexFunc(g.options, func(s syntax) bool { return s.name == o.Name })
+		if at < 0 {
+			return refuse("unknown option %q of %s %s", o.Name, who, name)
 		}
-		if n != len(o.Values) {
-			return refuse("option %s of %s takes %d values, not %d", o.Name, who, n, len(o.Values))
+		if n := g.options[at].values; n != len(o.Values) {
+			return refuse("option %s of %s %s takes %d values, not %d", o.Name, who, name, n, len(o.Values))
 		}
-		if seen[o.Name] {
-			return refuse("option %s of %s is there twice", o.Name, who)
+		if slices.ContainsFunc(options[:i], func(earlier Option) bool { return earlier.Name == o.Name }) {
+			return refuse("option %s of %s %s is there twice", o.Name, who, name)
 		}
-		seen[o.Name] = true
+		chosen = chosen || slices.Contains(g.oneOf, o.Name)
 	}
-	if len(g.oneOf) > 0 && !slices.ContainsFunc(g.oneOf, func(name string) bool { return seen[name] }) {
-		return refuse("%s needs %s", who, strings.Join(g.oneOf, " or "))
+	if !chosen {
+		return refuse("%s %s needs %s", who, name, strings.Join(g.oneOf, " or "))
 	}
 	return nil
 }
@@ -154,7 +160,7 @@ func (s *section) admitMatch(m Match, r *Rule) error {
 	if !ok {
 		return &refusal{text: "couldn't load match `" + m.Module + "'", class: ErrUnsupported}
 	}
-	if err := g.follow("match "+m.Module, m.Options); err != nil {
+	if err := g.follow("match", m.Module, m.Options); err != nil {
 		return err
 	}
 	value := func(name string) string { return Target{Options: m.Options}.Value(name) }
@@ -276,22 +282,22 @@ func targetGrammar(name string) (grammar, bool) {
 		return grammar{}, true
 	case "DNAT":
 		return grammar{
-			map[string]int{"--to-destination": 1, "--random": 0, "--persistent": 0},
+			[]syntax{{"--to-destination", 1}, {"--random", 0}, {"--persistent", 0}},
 			[]string{"--to-destination"},
 		}, true
 	case "SNAT":
 		return grammar{
-			map[string]int{"--to-source": 1, "--random": 0, "--random-fully": 0, "--persistent": 0},
+			[]syntax{{"--to-source", 1}, {"--random", 0}, {"--random-fully", 0}, {"--persistent", 0}},
 			[]string{"--to-source"},
 		}, true
 	case "MASQUERADE":
-		return grammar{map[string]int{"--to-ports": 1, "--random": 0, "--random-fully": 0}, nil}, true
+		return grammar{[]syntax{{"--to-ports", 1}, {"--random", 0}, {"--random-fully", 0}}, nil}, true
 	case "REDIRECT":
-		return grammar{map[string]int{"--to-ports": 1, "--random": 0}, nil}, true
+		return grammar{[]syntax{{"--to-ports", 1}, {"--random", 0}}, nil}, true
 	case "MARK":
-		return grammar{map[string]int{"--set-xmark": 1}, []string{"--set-xmark"}}, true
+		return grammar{[]syntax{{"--set-xmark", 1}}, []string{"--set-xmark"}}, true
 	case "REJECT":
-		return grammar{map[string]int{"--reject-with": 1}, nil}, true
+		return grammar{[]syntax{{"--reject-with", 1}}, nil}, true
 	}
 	return grammar{}, false
 }
@@ -313,7 +319,7 @@ func (s *section) admitTarget(r *Rule) error {
 	if t.Goto {
 		return refuse("goto %s: not a chain", t.Name)
 	}
-	if err := g.follow("target "+t.Name, t.Options); err != nil {
+	if err := g.follow("target", t.Name, t.Options); err != nil {
 		return err
 	}
 	switch t.Name {

@@ -10,6 +10,9 @@ import (
 // statusResource is the tools' exit status for a lock or a resource that they did not get (iptables(8), EXIT STATUS).
 const statusResource = 4
 
+// maxReason bounds the reason of an error, in bytes.
+const maxReason = 1000
+
 // digest gives what a tool said on one line, without its advice how to call it, and the payload line that it names,
 // 0 if it names none.
 func digest(reply string) (reason string, line int) {
@@ -28,7 +31,8 @@ func digest(reply string) (reason string, line int) {
 			kept = append(kept, text)
 		}
 	}
-	return strings.Join(kept, "; "), line
+	reason = strings.Join(kept, "; ")
+	return strings.ToValidUTF8(reason[:min(len(reason), maxReason)], ""), line
 }
 
 // withoutProgram drops the tool's name and version from the start of a message, as often as they are there.
