@@ -105,8 +105,10 @@ func keyOf(e *model.Event) (objectKey, bool) {
 
 // setHost replaces the addresses of this machine.
 func (b *inbox) setHost(addrs []netip.Addr) {
+	addrs = slices.Clone(addrs)
+	slices.SortFunc(addrs, netip.Addr.Compare)
 	b.mu.Lock()
-	b.now.host, b.now.hostSet = slices.Clone(addrs), true
+	b.now.host, b.now.hostSet = addrs, true
 	b.mu.Unlock()
 	b.signal()
 }

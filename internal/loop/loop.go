@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -173,16 +174,16 @@ func orDefault[T comparable](v *T, def T) {
 // the loop takes it.
 func (l *Loop) Sink() model.Sink {
 	return func(events ...model.Event) {
-		services, slices := 0, 0
+		services, parts := 0, 0
 		for i := range events {
 			if events[i].Service != nil {
 				services++
 			}
 			if events[i].Slice != nil {
-				slices++
+				parts++
 			}
 		}
-		l.cfg.Metrics.Seen(services, slices)
+		l.cfg.Metrics.Seen(services, parts)
 		l.inbox.put(events...)
 	}
 }
@@ -283,7 +284,7 @@ func (l *Loop) dispatch(ctx context.Context, now time.Time) time.Time {
 func (l *Loop) drain() {
 	got := l.inbox.take()
 	now := l.clock.Now()
-	if got.hostSet {
+	if got.hostSet && !slices.Equal(got.host, l.host.Addrs) {
 		l.host = forward.Host{Addrs: got.host}
 		for _, f := range l.families {
 			f.hostChanged = true

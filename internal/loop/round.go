@@ -71,10 +71,7 @@ type ruleCounts struct{ total, last map[string]int }
 // startRound brings the table up to date and gives the lane what follows from it. If nothing follows the lane stays
 // free.
 func (l *Loop) startRound(ctx context.Context, f *family, now time.Time) {
-	if f.changed && !f.failing {
-		f.bucket.take(now)
-	}
-	table := f.Builder.Table()
+	table, changed := f.Builder.Table(), f.changed
 	delta, err := l.update(f, now)
 	if err != nil {
 		l.fail(f, outcome{start: now, end: l.clock.Now(), err: err}, work{})
@@ -92,6 +89,9 @@ func (l *Loop) startRound(ctx context.Context, f *family, now time.Time) {
 	}
 	if !f.compiled {
 		w.delta = everything(table)
+	}
+	if changed && !f.failing {
+		f.bucket.take(now)
 	}
 	f.start(l.job(f, w))
 }
@@ -297,7 +297,7 @@ func (l *Loop) count(f *family, w work, out outcome, result metric.Result) {
 	}
 	l.cfg.Metrics.Round(metric.Round{
 		Family: f.Family.Family, Result: result, Full: w.observe, Took: out.end.Sub(out.start), End: out.end,
-		Steps: out.report.Steps, Bytes: out.report.Bytes, Restore: out.applied && out.rules != nil,
+		Steps: out.report.Steps, Bytes: out.report.Bytes, Restore: out.applied && f.Backend.Mode() == "iptables",
 	})
 	if out.rules != nil {
 		l.cfg.Metrics.Rules(f.Family.Family, out.rules.total, out.rules.last)
