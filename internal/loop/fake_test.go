@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,7 +27,9 @@ import (
 type fakeKernel struct {
 	mu         sync.Mutex
 	objects    map[string]string
-	generation int
+	generation atomic.Int64
+	// shared is the generation of several kernels, if set.
+	shared *atomic.Int64
 	// writes are the times of Apply calls that changed something, and what they wrote.
 	writes []write
 	// fail, refuse and panics make the kernel or the backend misbehave while they are set.
@@ -51,13 +54,23 @@ func (k *fakeKernel) change(fn func(objects map[string]string)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	fn(k.objects)
-	k.generation++
+	k.touch()
 }
 
 func (k *fakeKernel) set(fn func(k *fakeKernel)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	fn(k)
+}
+
+// touch raises the fingerprint.
+func (k *fakeKernel) touch() { k.pulse().Add(1) }
+
+func (k *fakeKernel) pulse() *atomic.Int64 {
+	if k.shared != nil {
+		return k.shared
+	}
+	return &k.generation
 }
 
 // count gives a counter: k.count(applies).
@@ -234,7 +247,7 @@ func (b *fakeBackend) Apply(ctx context.Context, p backend.Plan) backend.Report 
 		}
 		k.objects[n], b.acked[n] = step[1:], step[1:]
 	}
-	k.generation++
+	k.touch()
 	if len(what) > 0 {
 		slices.Sort(what)
 		k.writes = append(k.writes, write{time.Since(b.began), what})
@@ -249,7 +262,7 @@ func (b *fakeBackend) Trace(forward.Packet) (backend.Trace, error) {
 func (b *fakeBackend) Pulse(context.Context) (string, error) {
 	b.kernel.mu.Lock()
 	defer b.kernel.mu.Unlock()
-	return fmt.Sprint(b.kernel.generation), b.kernel.pulseFail
+	return fmt.Sprint(b.kernel.pulse().Load()), b.kernel.pulseFail
 }
 
 // portName reads "namespace/name/protocol", the String of an unnamed port.

@@ -62,6 +62,7 @@ func newFamily(f Family, cfg *Config, now time.Time) *family {
 		ports:   newPortStates(),
 		changes: newChanges(), underway: newChanges(),
 		follow: newFollow(cfg.SyncPeriod),
+		watch:  watch{budget: newBucket(readBackBurst, leastReadBack, now)},
 		stats:  Stats{Started: now},
 	}
 }

@@ -102,6 +102,7 @@ type Loop struct {
 	// requests are functions for the Run goroutine, from Do; results those from the lanes.
 	requests, results chan func()
 	running           atomic.Bool
+	writes            *writes
 	done              chan struct{}
 	workers           sync.WaitGroup
 
@@ -125,7 +126,7 @@ const logLines = 100
 func New(cfg Config) *Loop {
 	cfg.setDefaults()
 	l := &Loop{
-		cfg: cfg, clock: cfg.Clock, log: cfg.Logger, inbox: newInbox(),
+		cfg: cfg, clock: cfg.Clock, log: cfg.Logger, inbox: newInbox(), writes: newWrites(),
 		requests: make(chan func()), results: make(chan func()), done: make(chan struct{}),
 		snapshot: model.NewSnapshot(), missing: cfg.Sources, findings: newFindings(),
 		lines: limiter{lines: logLines},

@@ -29,8 +29,9 @@ type work struct {
 	verify, drifted bool
 	// ours tells that the kernel held what was wanted before, so that a difference can be drift.
 	ours bool
-	// pulse is the last known fingerprint; empty if unknown.
+	// pulse is the last known fingerprint, empty if unknown, and mark the place among our writes when it was taken.
 	pulse string
+	mark  int
 }
 
 // An outcome is what became of work.
@@ -51,8 +52,10 @@ type outcome struct {
 	report  backend.Report
 	rules   *ruleCounts
 
-	// pulse is the fingerprint after the work, empty if unknown; foreign tells that others changed something around it.
+	// pulse is the fingerprint after the work, empty if unknown, mark its place among our writes; foreign tells that
+	// others changed something around it.
 	pulse    string
+	mark     int
 	foreign  bool
 	pulseErr error
 
@@ -85,7 +88,7 @@ func (l *Loop) startRound(ctx context.Context, f *family, now time.Time) {
 	}
 	w := work{
 		table: table, delta: delta, compile: !delta.Empty() || !f.compiled, readBack: ctx,
-		observe: !f.started || f.failing, ours: f.started, drifted: f.watch.drifted, pulse: f.watch.pulse,
+		observe: !f.started || f.failing, ours: f.started, drifted: f.watch.drifted, pulse: f.watch.pulse, mark: f.watch.mark,
 	}
 	if !f.compiled {
 		w.delta = everything(table)
@@ -120,7 +123,7 @@ func (l *Loop) update(f *family, now time.Time) (forward.Delta, error) {
 // job wraps work for the lane.
 func (l *Loop) job(f *family, w work) job {
 	return func(ctx context.Context) func() {
-		out := l.carryOut(ctx, f.Backend, w)
+		out := l.carryOut(ctx, f, w)
 		return func() {
 			f.free()
 			if ctx.Err() == nil {
@@ -130,9 +133,10 @@ func (l *Loop) job(f *family, w work) job {
 	}
 }
 
-// carryOut does the work. It runs in the lane and touches nothing but the backend and the table.
-func (l *Loop) carryOut(ctx context.Context, b backend.Backend, w work) outcome {
-	out := outcome{start: l.clock.Now(), pulse: w.pulse}
+// carryOut does the work. It runs in the lane and touches nothing of the family but the backend and the table.
+func (l *Loop) carryOut(ctx context.Context, f *family, w work) outcome {
+	b := f.Backend
+	out := outcome{start: l.clock.Now(), pulse: w.pulse, mark: w.mark}
 	out.err = guard(func() error {
 		if w.compile {
 			out.problems = b.Compile(w.table, w.delta)
@@ -143,7 +147,7 @@ func (l *Loop) carryOut(ctx context.Context, b backend.Backend, w work) outcome 
 		case err != nil || out.interrupted:
 			return err
 		case !plan.Empty():
-			return apply(ctx, b, plan, &out)
+			return l.apply(ctx, f, plan, &out)
 		case out.observed:
 			// Nothing is to be done, but so the backend learns that the kernel holds what is wanted.
 			return b.Apply(ctx, plan).Err
@@ -162,6 +166,7 @@ func (l *Loop) plan(ctx context.Context, b backend.Backend, w work, out *outcome
 		return plan, nil
 	}
 	// The fingerprint is taken before reading back: what others change meanwhile then shows as a new one.
+	out.mark = l.writes.mark()
 	out.pulse, out.pulseErr = b.Pulse(ctx)
 	out.foreign = out.pulseErr != nil
 	began := l.clock.Now()
@@ -193,16 +198,23 @@ func (l *Loop) plan(ctx context.Context, b backend.Backend, w work, out *outcome
 const shortPlan = 20
 
 // apply carries a plan out and looks whether others were at work at the same time.
-func apply(ctx context.Context, b backend.Backend, plan backend.Plan, out *outcome) error {
+func (l *Loop) apply(ctx context.Context, f *family, plan backend.Plan, out *outcome) error {
+	b := f.Backend
+	leave := l.writes.enter(ctx, l.clock)
+	defer leave()
 	before, err := b.Pulse(ctx)
-	out.foreign = out.foreign || err != nil || out.pulse != "" && before != out.pulse
+	out.foreign = out.foreign || err != nil || out.pulse != "" && !l.writes.explain(f, out.mark, out.pulse, before)
 	out.applied = true
 	out.report = b.Apply(ctx, plan)
 	if c, ok := b.(RuleCounter); ok {
 		total, last := c.Rules()
 		out.rules = &ruleCounts{total, last}
 	}
+	out.mark = l.writes.mark()
 	out.pulse, out.pulseErr = b.Pulse(ctx)
+	if err == nil && out.pulseErr == nil {
+		l.writes.add(f, before, out.pulse)
+	}
 	out.foreign = out.foreign || out.pulseErr != nil
 	return out.report.Err
 }

@@ -11,15 +11,17 @@ import (
 // A watch looks for objects that others changed. It first looks at a cheap fingerprint; only a new one that is not our
 // own work leads to reading everything back, and that seldom enough to stay cheap.
 type watch struct {
-	// pulse is the last fingerprint, empty if unknown. pulseAt is when to look again.
+	// pulse is the last fingerprint, empty if unknown, mark the place among our writes when it was taken, and pulseAt is
+	// when to look again.
 	pulse     string
+	mark      int
 	pulseAt   time.Time
 	pulseErrs bool
-	// suspect tells that somebody else changed something; readBackAt is when it may be looked at.
+	// suspect tells that somebody else changed something, and budget when that may be looked into.
 	// drifted tells that a query has found drift, which may make the backend plan the repair with the next change.
-	suspect    bool
-	drifted    bool
-	readBackAt time.Time
+	suspect bool
+	drifted bool
+	budget  bucket
 	// verifyAt is when to read back in any case.
 	verifyAt time.Time
 
@@ -30,9 +32,11 @@ type watch struct {
 	until   time.Time
 }
 
-// The limits of read-backs keep them under 2 % of one processor, whatever a read-back costs: at most one in 50 times
-// its duration when others keep changing things, one in 200 times without a reason.
+// The limits of read-backs keep them under 2 % of one processor, whatever a read-back costs: when others keep changing
+// things one in 50 times its duration, after a burst that makes up for a quiet time, and without a reason one in 200
+// times.
 const (
+	readBackBurst  = 3
 	leastReadBack  = 2 * time.Second
 	readBackShare  = 50
 	verifyShare    = 200
@@ -42,12 +46,17 @@ const (
 // dispatchWatch starts the look that is due, and gives the time of the next.
 func (l *Loop) dispatchWatch(ctx context.Context, now time.Time, f *family) time.Time {
 	w := &f.watch
+	mayReadBack := w.budget.next(now)
 	switch {
-	case w.suspect && !now.Before(w.readBackAt), !now.Before(w.verifyAt):
+	case w.suspect && !mayReadBack.After(now):
+		w.budget.take(now)
+		l.startVerify(ctx, f)
+		return time.Time{}
+	case !now.Before(w.verifyAt):
 		l.startVerify(ctx, f)
 		return time.Time{}
 	case w.suspect:
-		return earliest(w.readBackAt, w.verifyAt)
+		return earliest(mayReadBack, w.verifyAt)
 	case !now.Before(w.pulseAt):
 		l.startPulse(f)
 		return time.Time{}
@@ -58,7 +67,8 @@ func (l *Loop) dispatchWatch(ctx context.Context, now time.Time, f *family) time
 func (l *Loop) startVerify(ctx context.Context, f *family) {
 	readBack, interrupt := context.WithCancel(ctx)
 	w := work{
-		observe: true, readBack: readBack, verify: true, ours: true, drifted: f.watch.drifted, pulse: f.watch.pulse,
+		observe: true, readBack: readBack, verify: true, ours: true, drifted: f.watch.drifted,
+		pulse: f.watch.pulse, mark: f.watch.mark,
 	}
 	f.interrupt = interrupt
 	f.start(func(ctx context.Context) func() {
@@ -71,6 +81,7 @@ func (l *Loop) startVerify(ctx context.Context, f *family) {
 func (l *Loop) startPulse(f *family) {
 	f.start(func(ctx context.Context) func() {
 		var pulse string
+		mark := l.writes.mark()
 		err := guard(func() (err error) {
 			pulse, err = f.Backend.Pulse(ctx)
 			return err
@@ -80,18 +91,18 @@ func (l *Loop) startPulse(f *family) {
 			if ctx.Err() != nil {
 				return
 			}
-			if f.watch.pulse != "" && pulse != f.watch.pulse {
-				f.watch.suspect = true
+			if w := &f.watch; w.pulse != "" && !l.writes.explain(f, w.mark, w.pulse, pulse) {
+				w.suspect = true
 			}
-			l.takePulse(f, pulse, err)
+			l.takePulse(f, pulse, mark, err)
 		}
 	})
 }
 
 // takePulse remembers a fingerprint. Without one everything may have changed.
-func (l *Loop) takePulse(f *family, pulse string, err error) {
+func (l *Loop) takePulse(f *family, pulse string, mark int, err error) {
 	w := &f.watch
-	w.pulse, w.pulseAt = pulse, l.clock.Now().Add(l.cfg.PulsePeriod)
+	w.pulse, w.mark, w.pulseAt = pulse, mark, l.clock.Now().Add(l.cfg.PulsePeriod)
 	if err == nil {
 		w.pulseErrs = false
 		return
@@ -116,9 +127,7 @@ func (l *Loop) takeReadBack(f *family, w work, out outcome, now time.Time) {
 		f.interrupted = 0
 		watch.suspect, watch.drifted = false, false
 		watch.verifyAt = now.Add(max(l.cfg.VerifyPeriod, verifyShare*out.observeTook))
-		if w.verify {
-			watch.readBackAt = now.Add(max(leastReadBack, readBackShare*out.observeTook))
-		}
+		watch.budget.period = max(leastReadBack, readBackShare*out.observeTook)
 		result := "clean"
 		if out.drift {
 			result = "drift"
@@ -129,7 +138,7 @@ func (l *Loop) takeReadBack(f *family, w work, out outcome, now time.Time) {
 		l.cfg.Metrics.ReadBack(f.Family.Family, out.observeTook, "failed")
 	}
 	if out.observed || out.applied {
-		l.takePulse(f, out.pulse, out.pulseErr)
+		l.takePulse(f, out.pulse, out.mark, out.pulseErr)
 	}
 	watch.suspect = watch.suspect || out.foreign
 }

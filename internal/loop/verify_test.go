@@ -3,6 +3,7 @@ package loop
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -112,9 +113,9 @@ func TestReadBacksStayUnderTwoPercentOfTheTime(t *testing.T) {
 		takes time.Duration
 		want  int
 	}{
-		// 600 s: the first at once, then one in 2 s.
-		"cheap ones at most every 2 s":               {10 * time.Millisecond, 300},
-		"dear ones at most every 50 times that long": {time.Second, 12},
+		// In 600 s, two more than the rate as the first three may follow each other.
+		"cheap ones at most every 2 s":               {10 * time.Millisecond, 302},
+		"dear ones at most every 50 times that long": {time.Second, 14},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -138,20 +139,70 @@ func TestReadBacksStayUnderTwoPercentOfTheTime(t *testing.T) {
 	}
 }
 
-func TestTheFirstReadBackAfterAQuietTimeIsImmediate(t *testing.T) {
+func TestTheFirstReadBacksAfterAQuietTimeAreImmediate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, nil)
-		r.sync(service("web", "10.96.0.1"))
 		r.kernel().set(func(k *fakeKernel) { k.observeTakes = time.Second })
-		r.settle()
-		r.kernel().change(flush)
-		began := time.Now()
-		after(3 * time.Second)
-		if got := r.since(began); len(got) != 1 {
-			t.Errorf("repairs within 3 s: got %v, want 1", got)
+		r.sync(service("web", "10.96.0.1"))
+		after(10 * time.Minute)
+		for i := range 3 {
+			r.kernel().change(flush)
+			began := time.Now()
+			after(3 * time.Second)
+			if got := r.since(began); len(got) != 1 {
+				t.Errorf("flush %d: repairs within 3 s: got %v, want 1", i+1, got)
+			}
 		}
 		r.stop()
 	})
+}
+
+func TestFamiliesThatShareAFingerprintDoNotSuspectEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		six := func(addr string) model.Event {
+			e := slice("six", addr)
+			e.Slice.Name.Name = "six-1"
+			return e
+		}
+		r := startShared(t)
+		r.sync(service("web", "10.96.0.1"), service("six", "fd00::1"))
+		r.settle()
+		counts := func() int { return r.kernels[model.IPv4].count(observes) + r.kernels[model.IPv6].count(observes) }
+		before := counts()
+		for i := range 50 {
+			r.sink(slice("web", fmt.Sprintf("10.244.0.%d", i+1)))
+			if i%3 == 0 {
+				r.sink(six(fmt.Sprintf("fd00:1::%d", i+1)))
+			}
+			after(1500 * time.Millisecond)
+		}
+		if got := counts() - before; got != 0 {
+			t.Errorf("got %d read-backs, want none: all writes were our own", got)
+		}
+		// Somebody else's change between them is still seen, by both.
+		r.sink(slice("web", "10.244.1.1"), six("fd00:2::1"))
+		time.Sleep(500 * time.Millisecond)
+		r.kernels[model.IPv6].change(flush)
+		r.sink(slice("web", "10.244.1.2"))
+		after(5 * time.Second)
+		want := "base: always\ndefault/six/tcp: [fd00:2::1]:8080\n"
+		if diff := cmp.Diff(want, r.kernels[model.IPv6].text()); diff != "" {
+			t.Errorf("IPv6 (-want +got):\n%s", diff)
+		}
+		r.wantMetric("turnout_drift_repairs_total", 1)
+		r.stop()
+	})
+}
+
+// startShared starts a loop with two families whose kernels have one fingerprint.
+func startShared(t *testing.T) *rig {
+	t.Helper()
+	var shared atomic.Int64
+	return start(t, func(c *Config) {
+		for _, f := range c.Families {
+			f.Backend.(*fakeBackend).kernel.shared = &shared //nolint:forcetypeassert // start makes nothing else
+		}
+	}, model.IPv4, model.IPv6)
 }
 
 func TestSomebodyWhoFightsIsAnsweredButFillsNoLog(t *testing.T) {
