@@ -13,6 +13,7 @@ import (
 
 	"github.com/turnout-proxy/turnout/internal/control/answer"
 	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/model"
 )
 
 // A paint colours a text, or leaves it as it is.
@@ -114,12 +115,20 @@ func listingRow(r *answer.Row, wide bool) []cell {
 			do.text += " " + r.Reason
 		}
 	}
-	row := []cell{{text: orDash(r.Service)}, {text: orDash(r.Kind)}, {text: r.Frontend}, {text: r.Proto}, do}
+	row := []cell{{text: orDash(r.Service)}, {text: orDash(r.Kind)}, {text: frontendText(r)}, {text: r.Proto}, do}
 	if wide {
 		return append(row, cell{text: affinityText(r.AffinitySeconds)}, cell{text: allowText(r.Filtered, r.Allow)},
 			cell{text: allEndpoints(r)}, driftCell(r))
 	}
 	return append(row, cell{text: someEndpoints(r)}, driftCell(r))
+}
+
+// frontendText writes an IPv6 node port as "[*]:port", so that the families can be told apart.
+func frontendText(r *answer.Row) string {
+	if port, found := strings.CutPrefix(r.Frontend, "*:"); found && r.Family == model.IPv6.String() {
+		return "[*]:" + port
+	}
+	return r.Frontend
 }
 
 func orDash(s string) string {

@@ -198,7 +198,7 @@ func clientText(class string) string {
 	case forward.Node.String():
 		return "this node itself"
 	case forward.Any.String():
-		return "anyone else"
+		return "any client"
 	}
 	return class
 }

@@ -60,7 +60,8 @@ func (a *app) versionCommand() *cobra.Command {
 	output := outputText
 	cmd := &cobra.Command{
 		Use: "version", Short: "Print the version", Args: noArgs,
-		Long:    "Print the version of this binary and the kube-proxy release that it stands in for.",
+		Long: "Print the version of this binary and the kube-proxy release that it stands in for.\n\n" +
+			"Exit status: 0 printed, 2 wrong use.",
 		Example: "  turnout version\n  turnout version -o json",
 		RunE: func(*cobra.Command, []string) error {
 			if output == outputJSON {
