@@ -78,6 +78,16 @@ func TestAFamilyThatTheMachineDoesNotHaveNeedsNoWarningAboutNodePorts(t *testing
 	wantFindings(t, found)
 }
 
+func TestAPrimaryAddressOnLoopbackIsAnUnknownOne(t *testing.T) {
+	cfg := config()
+	cfg.NodePortAddresses, cfg.LocalhostNodePorts = []string{"primary"}, true
+	table, found := forward.Build(cfg, snapshot(&model.Node{Name: "na", Addresses: ips("127.0.0.1")}), host())
+	wantFindings(t, found, "Node na: NodePortAddressesUnmatched")
+	if diff := cmp.Diff("node-ports all loopback", trimLines(table.String())[3]); diff != "" {
+		t.Errorf("scope (-want +got):\n%s", diff)
+	}
+}
+
 func TestNodePortsAnswerInTheirScopeOnly(t *testing.T) {
 	const served, pass = "forward 10.60.1.11:8080 10.60.2.11:8080 snat=always", "pass"
 	tests := map[string]struct {

@@ -44,7 +44,8 @@ func TestB066ALoopbackSourceIsAlwaysMasqueraded(t *testing.T) {
 		"198.51.100.7 10.20.0.11:30080": "forward 10.60.1.11:8080 snat=no",
 	})
 	wantOutcomes(t, build(cfg, abc(true, false)...), map[string]string{
-		"127.0.0.1 127.0.0.1:30080": "forward 10.60.1.11:8080 10.60.2.11:8080 snat=always",
+		"127.0.0.1 127.0.0.1:30080":   "forward 10.60.1.11:8080 10.60.2.11:8080 snat=always",
+		"127.0.0.77 127.0.0.77:30080": "forward 10.60.1.11:8080 10.60.2.11:8080 snat=always",
 	})
 }
 

@@ -149,6 +149,11 @@ func TestB112ClusterIPOnlyWithInternalLocal(t *testing.T) {
 		from any forward local snat=always
 		local 10.60.1.11:8080(local)
 		serving 10.60.1.11:8080 10.60.2.11:8080`)
+	wantPort(t, build(config(), svc, slice(terminatingOn("nb", "10.60.2.11"))), "shop/web/tcp", `
+		port shop/web/tcp
+		frontend cluster-ip 10.70.1.10:80
+		from any drop reason=NoLocalEndpoints
+		serving 10.60.2.11:8080`)
 	wantPort(t, build(config(), svc), "shop/web/tcp", `
 		port shop/web/tcp
 		frontend cluster-ip 10.70.1.10:80
@@ -206,10 +211,13 @@ func TestLoadBalancerSourceRanges(t *testing.T) {
 		"a list with this node's address admits the VIP, which the node may have as its source": {
 			[]string{"10.20.0.0/24"}, 0, "allow 10.20.0.0/24 192.0.2.10/32", nil,
 		},
-		"unless the VIP is admitted anyway":           {[]string{"10.20.0.0/24", "192.0.2.0/24"}, 0, "allow 10.20.0.0/24 192.0.2.0/24", nil},
-		"loopback is no address of this node here":    {[]string{"127.0.0.0/8"}, 0, "allow 127.0.0.0/8", nil},
-		"an IPv4 range in IPv6 notation is IPv4":      {[]string{"::ffff:198.51.100.0/120"}, 0, "allow 198.51.100.0/24", nil},
-		"an IPv6 range that only looks like IPv4's":   {[]string{"::ffff:0:0/90", "198.51.100.0/24"}, 0, "allow 198.51.100.0/24", nil},
+		"unless the VIP is admitted anyway":         {[]string{"10.20.0.0/24", "192.0.2.0/24"}, 0, "allow 10.20.0.0/24 192.0.2.0/24", nil},
+		"loopback is no address of this node here":  {[]string{"127.0.0.0/8"}, 0, "allow 127.0.0.0/8", nil},
+		"an IPv4 range in IPv6 notation is IPv4":    {[]string{"::ffff:198.51.100.0/120"}, 0, "allow 198.51.100.0/24", nil},
+		"an IPv6 range that only looks like IPv4's": {[]string{"::ffff:0:0/90", "198.51.100.0/24"}, 0, "allow 198.51.100.0/24", nil},
+		"everyone of the other family beside a range of this one": {
+			[]string{"::/0", "198.51.100.0/24"}, 0, "allow 198.51.100.0/24", nil,
+		},
 		"an open range of the other family is enough": {[]string{"::/0"}, 3, "", nil},
 	}
 	for what, tc := range tests {
