@@ -29,7 +29,8 @@ const (
 	Refused
 	// Timeout: nothing came back in time, as for a DROP rule.
 	Timeout
-	// Unreachable: the network said that there is no way, as for an address that no rule takes.
+	// Unreachable: the network said that there is no way, as for an address that no rule takes. The kernel's routing says so
+	// to one address five times at once and then once a second; attempts in between time out.
 	Unreachable
 	// Reset: the connection stood and was reset.
 	Reset

@@ -33,10 +33,12 @@ type Topology struct {
 	Crowd bool
 }
 
-// A Lab is a cluster in network namespaces. Its methods may be called from several goroutines.
+// A Lab is a cluster in network namespaces. Several goroutines may use it; what adds to it (AddPod, Host.AddAddress) must
+// not run beside anything else.
 type Lab struct {
-	wire  *Host
-	hosts []*Host
+	wire    *Host
+	hosts   []*Host
+	pending []pending
 	// lockFile is a file without a name that the iptables tools started in this Lab lock instead of the machine's.
 	lockFile *os.File
 
@@ -97,7 +99,7 @@ func (l *Lab) build(topology Topology) error {
 			name string
 			host int
 		}{{fmt.Sprintf("s%d", i), serverHost}, {fmt.Sprintf("c%d", i), clientHost}} {
-			if _, err := l.AddPod(node, pod.name, pod.host); err != nil {
+			if _, err := l.addPod(node, pod.name, pod.host); err != nil {
 				return err
 			}
 		}
@@ -107,7 +109,7 @@ func (l *Lab) build(topology Topology) error {
 			}
 		}
 	}
-	return nil
+	return l.settle()
 }
 
 // buildSegment makes the nodes, the router and the client "out", joined by one switch.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -33,11 +34,64 @@ func (h *Host) plug(other *Host, name string, master int, addr pair, bits4, bits
 	if err := other.link.LinkAdd(link); err != nil {
 		return fmt.Errorf("add link %s of %s: %w", name, other.Name, err)
 	}
+	h.lab.pending = append(h.lab.pending, pending{host: other, link: name}, pending{host: h, link: "eth0"})
 	eth0, err := h.link.LinkByName("eth0")
 	if err != nil {
 		return fmt.Errorf("find link eth0 of %s: %w", h.Name, err)
 	}
 	return h.addAddresses(eth0, addr, bits4, bits6)
+}
+
+// A pending thing is a link's end or an IPv6 address that was set up and is not known to be in operation.
+type pending struct {
+	host *Host
+	link string     // empty for an address
+	addr netip.Addr // invalid for a link
+}
+
+func (p pending) String() string {
+	if p.link != "" {
+		return fmt.Sprintf("link %s of %s", p.link, p.host.Name)
+	}
+	return fmt.Sprintf("address %s of %s", p.addr, p.host.Name)
+}
+
+// ready tells that the kernel has activated the link, or has the address among the local ones.
+func (p pending) ready() (bool, error) {
+	if p.link != "" {
+		link, err := p.host.link.LinkByName(p.link)
+		if err != nil {
+			return false, fmt.Errorf("find %s: %w", p, err)
+		}
+		return link.Attrs().OperState == netlink.OperUp, nil
+	}
+	routes, err := p.host.link.RouteGet(p.addr.AsSlice())
+	// An error means that there is no route yet.
+	return err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL, nil
+}
+
+// settle waits until everything set up since the last call is in operation. The kernel activates links and IPv6 addresses
+// some time later, from work queues, and until then loses what is sent over them without a word.
+func (l *Lab) settle() error {
+	const patience, interval = 10 * time.Second, time.Millisecond
+	deadline := time.Now().Add(patience)
+	for _, p := range l.pending {
+		for {
+			ready, err := p.ready()
+			if err != nil {
+				return err
+			}
+			if ready {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%s is not in operation after %v", p, patience)
+			}
+			time.Sleep(interval)
+		}
+	}
+	l.pending = nil
+	return nil
 }
 
 // addAddresses gives a link its addresses and sets it up.
@@ -51,6 +105,7 @@ func (h *Host) addAddresses(link netlink.Link, addr pair, bits4, bits6 int) erro
 			return fmt.Errorf("add address %s to %s: %w", p, h.Name, err)
 		}
 	}
+	h.lab.pending = append(h.lab.pending, pending{host: h, addr: addr.v6})
 	if err := h.link.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set link %s of %s up: %w", link.Attrs().Name, h.Name, err)
 	}
@@ -70,7 +125,8 @@ func (h *Host) AddAddress(p netip.Prefix) error {
 	if err := h.link.AddrAdd(eth0, a); err != nil {
 		return fmt.Errorf("add address %s to %s: %w", p, h.Name, err)
 	}
-	return nil
+	h.lab.pending = append(h.lab.pending, pending{host: h, addr: p.Addr()})
+	return h.lab.settle()
 }
 
 // Route sends a range to a neighbour, in place of a route to the same range.
@@ -114,6 +170,14 @@ func (h *Host) routeFrom(link string, ranges []netip.Prefix, via pair) error {
 // Pods are joined to their node by a link each, without a bridge: every packet between two pods is routed by the node and
 // so meets its rules, also on the way back.
 func (l *Lab) AddPod(node *Host, name string, number int) (*Host, error) {
+	pod, err := l.addPod(node, name, number)
+	if err != nil {
+		return nil, err
+	}
+	return pod, l.settle()
+}
+
+func (l *Lab) addPod(node *Host, name string, number int) (*Host, error) {
 	if node.kind != kindNode || number < 2 || number > 254 {
 		return nil, fmt.Errorf("add pod %s: %s must be a node and the number %d in 2..254", name, node.Name, number)
 	}
@@ -176,7 +240,7 @@ func (h *Host) reachNode(eth0 netlink.Link) error {
 
 // addCrowd makes the pod that answers on a whole range: its namespace treats the range as its own.
 func (l *Lab) addCrowd(node *Host) error {
-	pod, err := l.AddPod(node, fmt.Sprintf("crowd%d", node.number), crowdHost)
+	pod, err := l.addPod(node, fmt.Sprintf("crowd%d", node.number), crowdHost)
 	if err != nil {
 		return err
 	}
