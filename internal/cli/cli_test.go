@@ -22,6 +22,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asTurnout) != "" {
 		os.Exit(Main(os.Args, os.Stdout, os.Stderr, "v0.0.0-test"))
 	}
+	if os.Getenv(asLogger) != "" {
+		os.Exit(logLines())
+	}
 	os.Exit(m.Run())
 }
 
