@@ -118,7 +118,7 @@ COMMIT
 -A KUBE-EXTERNAL-SERVICES -j REJECT --reject-with $R
 -A KUBE-EXTERNAL-SERVICES -p tcp -j REJECT --reject-with tcp-reset
 -I INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
--I INPUT 2 -j KUBE-FORWARD
+-A INPUT -j KUBE-FORWARD
 -I INPUT 1 -j ACCEPT
 COMMIT
 *mangle
@@ -341,6 +341,7 @@ func refusedPayloads() map[string]string {
 		"MASQUERADE in PREROUTING":              "*nat\n-A PREROUTING -j MASQUERADE\nCOMMIT\n",
 		"MASQUERADE in table filter":            "*filter\n-A FORWARD -j MASQUERADE\nCOMMIT\n",
 		"MASQUERADE reached from OUTPUT":        head2 + "-A KUBE-A -j MASQUERADE\n-A OUTPUT -j KUBE-A\nCOMMIT\n",
+		"DROP in table nat":                     head2 + "-A KUBE-A -j DROP\nCOMMIT\n",
 		"REJECT in table nat":                   head2 + "-A KUBE-A -j REJECT\nCOMMIT\n",
 		"REJECT of an unknown type":             "*filter\n-A INPUT -j REJECT --reject-with icmp-whatever\nCOMMIT\n",
 		"REJECT with tcp-reset of any protocol": "*filter\n-A INPUT -j REJECT --reject-with tcp-reset\nCOMMIT\n",
@@ -408,6 +409,40 @@ func testRefusals(t *testing.T, family model.Family, flavour Flavour, open openF
 			}
 			if diff := cmp.Diff(want, saved(t, tables, "nat")); diff != "" {
 				t.Errorf("the refused payload changed table nat (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The nft flavour works out places before the section's own rules have any: a rule that is inserted after others of the
+// same payload ends up elsewhere, and a deletion by number fails.
+func TestFakeRefusesPlacesThatTheNFTFlavourGetsWrong(t *testing.T) {
+	for name, tc := range map[string]struct {
+		payload string
+		legacy  string // what table nat's rules are then
+	}{
+		"an insertion into fresh rules": {
+			head2 + "-A KUBE-A -s 10.0.0.1 -j ACCEPT\n-A KUBE-A -s 10.0.0.2 -j ACCEPT\n-I KUBE-A 2 -s 10.0.0.3 -j ACCEPT\nCOMMIT\n",
+			"10.0.0.1/32 10.0.0.3/32 10.0.0.2/32",
+		},
+		"a deletion by number": {
+			head2 + "-A KUBE-A -s 10.0.0.1 -j ACCEPT\n-A KUBE-A -s 10.0.0.2 -j ACCEPT\n-D KUBE-A 2\nCOMMIT\n", "10.0.0.1/32",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			legacy := NewFake(model.IPv4, Legacy)
+			restore(t, legacy, tc.payload)
+			var got []string
+			for line := range strings.Lines(saved(t, legacy, "nat")) {
+				if f := strings.Fields(line); f[0] == "-A" {
+					got = append(got, f[3])
+				}
+			}
+			if diff := cmp.Diff(tc.legacy, strings.Join(got, " ")); diff != "" {
+				t.Errorf("legacy (-want +got):\n%s", diff)
+			}
+			if err := NewFake(model.IPv4, NFT).Restore(t.Context(), []byte(tc.payload)); !errors.Is(err, ErrInvalid) {
+				t.Errorf("nft: got %v, want an error of class %v", err, ErrInvalid)
 			}
 		})
 	}

@@ -16,7 +16,7 @@ import (
 // Fake is an in-memory Tables for tests. It commits section by section as the kernel does, prints what iptables-save
 // would print, and refuses what the tools or the kernel refuse: the contract test holds it to that. Beyond them it
 // refuses what is never meant, even where they let it pass: port 0, ports by name, a loop of chains that no packet
-// reaches yet, and modules and options that this program does not use.
+// reaches yet, an insertion that the nft flavour would misplace, and modules and options that this program does not use.
 //
 // It is safe for use by several goroutines.
 type Fake struct {
@@ -266,10 +266,13 @@ func (f *Fake) open(table string) (*section, error) {
 		for _, name := range base {
 			t.chains[name] = &fakeChain{policy: "ACCEPT"}
 		}
+		if f.flavour == Legacy {
+			f.tables[table] = t // to look at a table is to make it there
+		}
 	}
 	return &section{
-		name: table, family: f.family, table: t, outside: f.outside, lacking: f.lacking,
-		changed: map[string]*fakeChain{}, refs: map[string]int{},
+		name: table, family: f.family, flavour: f.flavour, table: t, outside: f.outside, lacking: f.lacking,
+		changed: map[string]*fakeChain{}, fresh: map[*Rule]bool{}, refs: map[string]int{},
 	}, nil
 }
 

@@ -323,6 +323,10 @@ func (s *section) admitTarget(r *Rule) error {
 		return err
 	}
 	switch t.Name {
+	case "DROP":
+		if s.name == "nat" {
+			return refuse("table nat is not for filtering: DROP is inhibited")
+		}
 	case "DNAT":
 		return admitMapping(s.family, r, t.Value("--to-destination"))
 	case "SNAT":

@@ -12,11 +12,14 @@ import (
 type section struct {
 	name    string
 	family  model.Family
+	flavour Flavour
 	table   *fakeTable
 	outside map[string]bool
 	lacking map[string]bool
 	// changed holds the touched chains; nil for a removed one.
 	changed map[string]*fakeChain
+	// fresh are the rules that the section added. With the nft flavour they have no place yet that others can refer to.
+	fresh map[*Rule]bool
 	// refs counts jumps to a chain; filled from the table when a chain is first asked about.
 	refs map[string]int
 	// counted tells that refs is in step with the table.
@@ -223,8 +226,11 @@ func (s *section) edit(op, name, rest string) error {
 				return refuse("index %d of chain %s is out of range", n, name)
 			}
 			at, rest = n-1, strings.TrimSpace(more)
-			if strings.HasPrefix(op, "-D") || op == "--delete" {
-				return s.deleteAt(name, c, at)
+			if op == "-D" || op == "--delete" {
+				return s.deleteNumber(name, c, at)
+			}
+			if at > 0 && s.flavour == NFT && slices.ContainsFunc(c.rules, func(o fakeRule) bool { return s.fresh[o.rule] }) {
+				return refuse("iptables-nft gets the place of rule %d wrong after other rules were added to chain %s", n, name)
 			}
 		}
 	}
@@ -244,8 +250,17 @@ func (s *section) edit(op, name, rest string) error {
 		at = len(c.rules)
 	}
 	c.rules = slices.Insert(c.rules, at, added)
+	s.fresh[r] = true
 	s.count([]fakeRule{added}, +1)
 	return nil
+}
+
+// deleteNumber deletes the rule at an index.
+func (s *section) deleteNumber(name string, c *fakeChain, at int) error {
+	if s.flavour == NFT && at < len(c.rules) && s.fresh[c.rules[at].rule] {
+		return refuse("rule %d of chain %s was added in this section, and iptables-nft cannot delete it by number", at+1, name)
+	}
+	return s.deleteAt(name, c, at)
 }
 
 func (s *section) deleteAt(name string, c *fakeChain, at int) error {
