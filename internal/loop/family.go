@@ -178,12 +178,16 @@ func newChanges() changes {
 	return changes{services: map[model.Name]struct{}{}, slices: map[model.Name]sliceChange{}}
 }
 
-func (c *changes) add(key objectKey, it item) {
+// add notes what changed. A slice of another family is not this one's; a deleted slice's family may be unknown.
+func (c *changes) add(family model.Family, key objectKey, it item) {
 	switch key.kind {
 	case serviceKind:
 		c.services[key.name] = struct{}{}
 	case sliceKind:
 		s := it.event.Slice
+		if s.Family != family && s.Family != 0 {
+			return
+		}
 		next := sliceChange{service: model.Name{Namespace: s.Namespace, Name: s.Service}, trigger: it.trigger}
 		if !it.event.Delete {
 			next.trigger = earliest(c.slices[key.name].trigger, it.trigger)

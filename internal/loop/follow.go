@@ -11,6 +11,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/flow"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/health"
+	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
@@ -60,11 +61,16 @@ func (w *follow) note(t *forward.Table, d forward.Delta) {
 	for _, n := range d.Ports {
 		w.notePort(n, t.Port(n))
 	}
-	if d.Context {
-		for _, n := range t.Names() {
-			w.notePort(n, t.Port(n))
-		}
-		w.scope, w.recheck = t.Context.NodePorts, true
+	if !d.Context {
+		return
+	}
+	w.scope, w.recheck = t.Context.NodePorts, true
+	names := t.Names()
+	names = slices.AppendSeq(names, maps.Keys(w.tracked))
+	names = slices.AppendSeq(names, maps.Keys(w.noLocal))
+	names = slices.AppendSeq(names, maps.Keys(w.checks))
+	for _, n := range names {
+		w.notePort(n, t.Port(n))
 	}
 }
 
@@ -228,7 +234,7 @@ func (l *Loop) cleaned(
 	f.stats.FlowsDeleted += deleted
 	if err == nil {
 		if w.retry.tries > 0 {
-			l.log.Info("Deleting stale flows works again", familyAttr(f))
+			l.log.Info("Deleting stale flows works again", logkey.Family, f.name())
 		}
 		w.retry.reset()
 		return
@@ -242,7 +248,7 @@ func (l *Loop) cleaned(
 	first := w.retry.tries == 0
 	w.cleanAt = l.clock.Now().Add(w.retry.fail(l.cfg.Jitter()))
 	if first {
-		l.log.Error("Could not delete stale flows, kept trying", familyAttr(f), errAttr(err))
+		l.log.Error("Could not delete stale flows, kept trying", logkey.Family, f.name(), logkey.Err, errText(err))
 	}
 }
 

@@ -304,7 +304,7 @@ func TestHealthIsToldWhatWaits(t *testing.T) {
 func TestTriggerTimesBecomeTheProgrammingLatency(t *testing.T) {
 	const name = "kubeproxy_network_programming_duration_seconds"
 	synctest.Test(t, func(t *testing.T) {
-		r := start(t, nil)
+		r := start(t, nil, model.IPv4, model.IPv6)
 		triggered := func(addr string, ago time.Duration) model.Event {
 			e := slice("web", addr)
 			e.Slice.Trigger = time.Now().Add(-ago)

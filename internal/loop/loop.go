@@ -25,6 +25,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/backend"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/health"
+	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/metric"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
@@ -98,7 +99,9 @@ type Loop struct {
 	cfg   Config
 	clock Clock
 	log   *slog.Logger
-	inbox *inbox
+	// discard takes what is not logged.
+	discard *slog.Logger
+	inbox   *inbox
 	// requests are functions for the Run goroutine, from Do; results those from the lanes.
 	requests, results chan func()
 	running           atomic.Bool
@@ -126,7 +129,8 @@ const logLines = 100
 func New(cfg Config) *Loop {
 	cfg.setDefaults()
 	l := &Loop{
-		cfg: cfg, clock: cfg.Clock, log: cfg.Logger, inbox: newInbox(), writes: newWrites(),
+		cfg: cfg, clock: cfg.Clock, log: cfg.Logger, discard: slog.New(slog.DiscardHandler),
+		inbox: newInbox(), writes: newWrites(),
 		requests: make(chan func()), results: make(chan func()), done: make(chan struct{}),
 		snapshot: model.NewSnapshot(), missing: cfg.Sources, findings: newFindings(),
 		lines: limiter{lines: logLines},
@@ -203,6 +207,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	defer close(l.done)
 	defer l.stop(cancel)
 	for _, f := range l.families {
+		l.cfg.Metrics.Queued(f.Family.Family, l.clock.Now())
 		l.workers.Go(func() { l.runLane(ctx, f) })
 	}
 	timer := l.clock.NewTimer(time.Hour)
@@ -276,7 +281,7 @@ func (l *Loop) dispatch(ctx context.Context, now time.Time) time.Time {
 	left, at := l.lines.rollover(now)
 	if left > 0 {
 		l.cfg.Metrics.Suppressed(left)
-		l.log.Warn("Left out log lines about single objects", countAttr(left))
+		l.log.Warn("Left out log lines about single objects", logkey.Count, left)
 	}
 	return earliest(next, at)
 }
@@ -299,7 +304,7 @@ func (l *Loop) drain() {
 	if l.missing > 0 && got.synced > 0 {
 		l.missing = max(l.missing-got.synced, 0)
 		if l.missing == 0 {
-			l.log.Info("Received everything from the sources", countAttr(len(l.snapshot.Services)))
+			l.log.Info("Received everything from the sources", logkey.Count, len(l.snapshot.Services))
 			for _, f := range l.families {
 				l.cfg.Health.Queued(f.Family.Family, now)
 			}
@@ -322,7 +327,7 @@ func (l *Loop) applyEvent(key objectKey, it item, now time.Time) {
 	}
 	for _, f := range l.families {
 		f.mark(dirty)
-		f.changes.add(key, it)
+		f.changes.add(f.Family.Family, key, it)
 		l.queue(f, now)
 	}
 }

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -90,8 +91,8 @@ func (l *Loop) takePorts(f *family, refused map[forward.PortName]error, now time
 		}
 		delete(s.failed, n)
 		if f.Builder.Table().Port(n) != nil {
-			l.line(now, slog.LevelInfo, "Service port works again", familyAttr(f), portAttr(n),
-				slog.Int(logkey.Attempt, p.tries+1), slog.Duration(logkey.Since, now.Sub(p.since)))
+			l.line(now).Info("Service port works again", logkey.Family, f.name(), logkey.PortName, n.String(),
+				logkey.Attempt, p.tries+1, logkey.Since, now.Sub(p.since))
 		}
 	}
 	clear(s.tried)
@@ -120,10 +121,11 @@ func (l *Loop) takeRefusal(f *family, n forward.PortName, err error, now time.Ti
 	if !first {
 		return
 	}
-	l.line(now, slog.LevelError, "Service port was refused, kept trying", familyAttr(f), portAttr(n), errAttr(err))
+	l.line(now).Error("Service port was refused, kept trying", logkey.Family, f.name(), logkey.PortName, n.String(),
+		logkey.Err, errText(err))
 	l.publish(model.Finding{
 		Severity: model.Error, Kind: "Service", Object: n.Name.String(), Reason: "PortRefused",
-		Message: "port " + n.String() + " (" + f.Family.Family.String() + ") is not in effect on this node, trying again: " + clip(err.Error()),
+		Message: fmt.Sprintf("port %s (%s) is not in effect on this node, trying again: %s", n, f.name(), errText(err)),
 	})
 }
 
@@ -144,11 +146,11 @@ func (l *Loop) takeProblems(f *family, w work, out outcome, now time.Time) {
 		if was, known := old[p.Port]; known && was.Reason == p.Reason {
 			continue
 		}
-		l.line(now, slog.LevelError, "Service port cannot be served as asked in this mode", familyAttr(f), portAttr(p.Port),
-			slog.String(logkey.Reason, p.Reason), errAttr(p.Err))
+		l.line(now).Error("Service port cannot be served as asked in this mode", logkey.Family, f.name(),
+			logkey.PortName, p.Port.String(), logkey.Reason, p.Reason, logkey.Err, errText(p.Err))
 		l.publish(model.Finding{
 			Severity: model.Error, Kind: "Service", Object: p.Port.Name.String(), Reason: p.Reason,
-			Message: "port " + p.Port.String() + " (" + f.Family.Family.String() + ") cannot be served as asked: " + errText(p.Err),
+			Message: fmt.Sprintf("port %s (%s) cannot be served as asked: %s", p.Port, f.name(), errText(p.Err)),
 		})
 	}
 	if len(old) != len(s.unsupported) || len(out.problems) > 0 {
@@ -185,7 +187,7 @@ func (s *findings) set(from source, list []model.Finding) {
 	s.changed = true
 	for _, f := range list {
 		s.standing[f]++
-		if s.standing[f] == 1 && !slices.Contains(old, f) {
+		if s.standing[f] == 1 {
 			s.fresh = append(s.fresh, f)
 		}
 	}
@@ -234,9 +236,8 @@ func (l *Loop) reportFindings(now time.Time) {
 		if f.Severity == model.Error {
 			level = slog.LevelError
 		}
-		l.line(now, level, "Found a problem with an object", slog.String(logkey.Kind, f.Kind),
-			slog.String(logkey.Object, f.Object), slog.String(logkey.Reason, f.Reason),
-			slog.String(logkey.Message, clip(f.Message)))
+		l.line(now).Log(context.Background(), level, "Found a problem with an object", logkey.Kind, f.Kind,
+			logkey.Object, f.Object, logkey.Reason, f.Reason, logkey.Message, clip(f.Message))
 		l.publish(f)
 	}
 	l.findings.fresh = nil
@@ -253,11 +254,13 @@ func (l *Loop) publish(f model.Finding) {
 	}
 }
 
-// line logs something about a single object, unless there was too much of it in the last minute.
-func (l *Loop) line(now time.Time, level slog.Level, msg string, attrs ...slog.Attr) {
+// line gives the log for a line about a single object, or one that discards it if there was too much of that in the
+// last minute.
+func (l *Loop) line(now time.Time) *slog.Logger {
 	if l.lines.allow(now) {
-		l.log.LogAttrs(context.Background(), level, msg, attrs...)
+		return l.log
 	}
+	return l.discard
 }
 
 // longest is how much of a text goes into a log line; errors of tools may carry their whole input.
@@ -277,7 +280,5 @@ func errText(err error) string {
 	return clip(err.Error())
 }
 
-func errAttr(err error) slog.Attr           { return slog.String(logkey.Err, errText(err)) }
-func countAttr(n int) slog.Attr             { return slog.Int(logkey.Count, n) }
-func portAttr(n forward.PortName) slog.Attr { return slog.String(logkey.PortName, n.String()) }
-func familyAttr(f *family) slog.Attr        { return slog.String(logkey.Family, f.Family.Family.String()) }
+// name is the family as logs and metrics have it.
+func (f *family) name() string { return f.Family.Family.String() }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"time"
 
@@ -80,18 +79,18 @@ func (l *Loop) startRound(ctx context.Context, f *family, now time.Time) {
 		l.fail(f, outcome{start: now, end: l.clock.Now(), err: err}, work{})
 		return
 	}
+	if !f.compiled {
+		delta = everything(table)
+	}
 	f.follow.note(table, delta)
 	delta = f.ports.retryWith(delta, now)
-	if delta.Empty() && f.compiled && f.started && !f.failing {
+	if delta.Empty() && f.started && !f.failing {
 		l.inEffect(f, now)
 		return
 	}
 	w := work{
 		table: table, delta: delta, compile: !delta.Empty() || !f.compiled, readBack: ctx,
 		observe: !f.started || f.failing, ours: f.started, drifted: f.watch.drifted, pulse: f.watch.pulse, mark: f.watch.mark,
-	}
-	if !f.compiled {
-		w.delta = everything(table)
 	}
 	if changed && !f.failing {
 		f.bucket.take(now)
@@ -255,15 +254,15 @@ func (l *Loop) fail(f *family, out outcome, w work) {
 	}
 	if first {
 		f.since = now
-		attrs := []any{familyAttr(f), slog.String(logkey.Backend, f.Backend.Mode()), errAttr(out.err),
-			slog.Duration(logkey.Retry, delay)}
+		log := l.log
 		if isPanic {
-			attrs = append(attrs, slog.String(logkey.Stack, caught.stack))
+			log = log.With(logkey.Stack, caught.stack)
 		}
-		l.log.Error("Sync failed, kept trying", attrs...)
+		log.Error("Sync failed, kept trying", logkey.Family, f.name(), logkey.Backend, f.Backend.Mode(),
+			logkey.Err, errText(out.err), logkey.Retry, delay)
 	} else {
-		l.log.Debug("Sync failed again", familyAttr(f), errAttr(out.err), slog.Int(logkey.Attempt, f.retry.tries),
-			slog.Duration(logkey.Retry, delay))
+		l.log.Debug("Sync failed again", logkey.Family, f.name(), logkey.Err, errText(out.err),
+			logkey.Attempt, f.retry.tries, logkey.Retry, delay)
 	}
 	f.stats.Failures++
 	l.count(f, w, out, metric.Failed)
@@ -275,13 +274,13 @@ func (l *Loop) fail(f *family, out outcome, w work) {
 func (l *Loop) succeed(f *family, w work, out outcome) {
 	now := l.clock.Now()
 	if f.failing {
-		l.log.Info("Sync works again", familyAttr(f), slog.Int(logkey.Attempt, f.retry.tries+1),
-			slog.Duration(logkey.Since, now.Sub(f.since)))
+		l.log.Info("Sync works again", logkey.Family, f.name(), logkey.Attempt, f.retry.tries+1,
+			logkey.Since, now.Sub(f.since))
 	}
 	if !f.started {
-		l.log.Info("Synced for the first time", familyAttr(f), slog.String(logkey.Backend, f.Backend.Mode()),
-			slog.Int(logkey.Ports, f.Builder.Table().Len()), slog.Int(logkey.Steps, out.report.Steps),
-			slog.Duration(logkey.Duration, out.end.Sub(out.start)))
+		l.log.Info("Synced for the first time", logkey.Family, f.name(), logkey.Backend, f.Backend.Mode(),
+			logkey.Ports, f.Builder.Table().Len(), logkey.Steps, out.report.Steps,
+			logkey.Duration, out.end.Sub(out.start))
 	}
 	f.started, f.failing, f.lastErr = true, false, nil
 	f.retry.reset()
@@ -292,8 +291,8 @@ func (l *Loop) succeed(f *family, w work, out outcome) {
 			result = metric.Partial
 		}
 		l.count(f, w, out, result)
-		l.log.Debug("Synced", familyAttr(f), slog.Int(logkey.Steps, out.report.Steps),
-			slog.Int(logkey.Bytes, out.report.Bytes), slog.Duration(logkey.Duration, out.end.Sub(out.start)))
+		l.log.Debug("Synced", logkey.Family, f.name(), logkey.Steps, out.report.Steps,
+			logkey.Bytes, out.report.Bytes, logkey.Duration, out.end.Sub(out.start))
 	}
 	if out.drift && out.applied {
 		f.watch.repaired(l, f, out, now)

@@ -2,7 +2,6 @@ package loop
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
 	"github.com/turnout-proxy/turnout/internal/logkey"
@@ -110,8 +109,8 @@ func (l *Loop) takePulse(f *family, pulse string, mark int, err error) {
 	w.pulse, w.suspect = "", true
 	if !w.pulseErrs {
 		w.pulseErrs = true
-		l.log.Warn("Could not tell whether others changed kernel objects, read everything back instead", familyAttr(f),
-			errAttr(err))
+		l.log.Warn("Could not tell whether others changed kernel objects, read everything back instead",
+			logkey.Family, f.name(), logkey.Err, errText(err))
 	}
 }
 
@@ -154,14 +153,12 @@ func (w *watch) repaired(l *Loop, f *family, out outcome, now time.Time) {
 		return
 	}
 	w.episode, w.repairs, w.began = true, 1, now
-	attrs := []any{
-		familyAttr(f), slog.String(logkey.Backend, f.Backend.Mode()), slog.Int(logkey.Steps, out.planned),
-		slog.Duration(logkey.Duration, out.end.Sub(out.start)),
-	}
+	log := l.log
 	if out.what != "" {
-		attrs = append(attrs, slog.String(logkey.Plan, clip(out.what)))
+		log = log.With(logkey.Plan, clip(out.what))
 	}
-	l.log.Warn("Repaired kernel objects that others had changed", attrs...)
+	log.Warn("Repaired kernel objects that others had changed", logkey.Family, f.name(),
+		logkey.Backend, f.Backend.Mode(), logkey.Steps, out.planned, logkey.Duration, out.end.Sub(out.start))
 }
 
 // endEpisode closes an episode after a quiet time, and gives the time at which to look again.
@@ -174,8 +171,8 @@ func (w *watch) endEpisode(l *Loop, f *family, now time.Time) time.Time {
 	}
 	w.episode = false
 	if w.repairs > 1 {
-		l.log.Warn("Others have stopped changing kernel objects", familyAttr(f), countAttr(w.repairs),
-			slog.Duration(logkey.Since, now.Sub(w.began)))
+		l.log.Warn("Others have stopped changing kernel objects", logkey.Family, f.name(), logkey.Count, w.repairs,
+			logkey.Since, now.Sub(w.began))
 	}
 	return time.Time{}
 }
