@@ -434,7 +434,8 @@ func (p *Port) trim() {
 func conflict(loser PortName, f *Frontend, winner PortName) model.Finding {
 	return model.Finding{
 		Severity: model.Error, Kind: "Service", Object: loser.Name.String(), Reason: "FrontendConflict",
-		Message: fmt.Sprintf("%s %s of port %s is served for %s, which claimed it first; give one of them another address or port",
+		Message: fmt.Sprintf(
+			"%s %s of port %s is served for %s, which has the older claim; give one of them another address or port",
 			f.Kind, f.address()+"/"+loser.Proto.String(), loser, winner),
 	}
 }

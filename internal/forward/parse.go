@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/turnout-proxy/turnout/internal/model"
 )
@@ -86,32 +87,45 @@ func (p *parser) line(number int, text string) error {
 	return p.portLine(key, args)
 }
 
-// splitWords separates a line at its spaces. A part of a word that is quoted as in Go may contain any.
+// splitWords separates a line at its spaces. The end of a word may be quoted as in Go, and then contain any.
 func splitWords(text string) ([]string, error) {
 	var words []string
-	for text = strings.TrimLeftFunc(text, unicode.IsSpace); text != ""; text = strings.TrimLeftFunc(text, unicode.IsSpace) {
-		end := strings.IndexFunc(text, func(r rune) bool { return unicode.IsSpace(r) || r == '"' })
-		if end < 0 {
-			return append(words, text), nil
+	for {
+		text = strings.TrimLeftFunc(text, unicode.IsSpace)
+		if text == "" {
+			return words, nil
 		}
-		w, rest := text[:end], text[end:]
-		if rest[0] == '"' {
-			quoted, err := strconv.QuotedPrefix(rest)
-			if err != nil {
-				return nil, fmt.Errorf("quoted text %s has no end", shortText(rest))
-			}
-			plain, err := strconv.Unquote(quoted)
-			if err != nil {
-				return nil, fmt.Errorf("quoted text %s: %w", shortText(quoted), err)
-			}
-			w, rest = w+plain, rest[len(quoted):]
-			if rest != "" && !unicode.IsSpace([]rune(rest[:min(len(rest), 4)])[0]) {
-				return nil, fmt.Errorf("quoted text %s is followed by more text; separate words by a space", shortText(quoted))
-			}
+		w, rest, err := firstWord(text)
+		if err != nil {
+			return nil, err
 		}
 		words, text = append(words, w), rest
 	}
-	return words, nil
+}
+
+// firstWord cuts the first word off a text that starts with one.
+func firstWord(text string) (word, rest string, err error) {
+	end := strings.IndexFunc(text, func(r rune) bool { return unicode.IsSpace(r) || r == '"' })
+	if end < 0 {
+		return text, "", nil
+	}
+	word, rest = text[:end], text[end:]
+	if rest[0] != '"' {
+		return word, rest, nil
+	}
+	quoted, err := strconv.QuotedPrefix(rest)
+	if err != nil {
+		return "", "", fmt.Errorf("quoted text %s has no end", shortText(rest))
+	}
+	plain, err := strconv.Unquote(quoted)
+	if err != nil {
+		return "", "", fmt.Errorf("quoted text %s: %w", shortText(quoted), err)
+	}
+	rest = rest[len(quoted):]
+	if next, _ := utf8.DecodeRuneInString(rest); rest != "" && !unicode.IsSpace(next) {
+		return "", "", fmt.Errorf("quoted text %s is followed by more text; separate words by a space", shortText(quoted))
+	}
+	return word + plain, rest, nil
 }
 
 // shortText keeps an error on a screen line.

@@ -88,6 +88,27 @@ func TestWhoGetsWhichEndpointsAndIsMasqueraded(t *testing.T) {
 	}
 }
 
+func TestIPv6IsTreatedAlike(t *testing.T) {
+	svc := &model.Service{
+		Name: name("shop/web"), Type: model.LoadBalancer, ClusterIPs: ips("10.70.1.10", "fd70::10"),
+		Ports:   []model.ServicePort{{Protocol: model.TCP, Port: 80, NodePort: 30080}},
+		Ingress: ips("192.0.2.10", "fd88::10"), ExternalLocal: true, SourceRanges: cidrs("198.51.100.0/24", "fd99::/64"),
+	}
+	part := slice(readyOn("na", "fd60:1::11"), readyOn("nb", "fd60:2::11"))
+	part.Family = model.IPv6
+	wantOutcomes(t, build(config6(), svc, part), map[string]string{
+		"fd60:1::21 [fd70::10]:80":      "forward [fd60:1::11]:8080 [fd60:2::11]:8080 snat=no",
+		"fd60:1::11 [fd70::10]:80":      "forward [fd60:1::11]:8080(snat) [fd60:2::11]:8080 snat=mixed",
+		"fd20::11 [fd70::10]:80":        "forward [fd60:1::11]:8080 [fd60:2::11]:8080 snat=always",
+		"fd99::7 [fd20::11]:30080":      "forward [fd60:1::11]:8080 snat=no",
+		"fd99::7 [fd88::10]:80":         "forward [fd60:1::11]:8080 snat=no",
+		"fd98::7 [fd88::10]:80":         "drop reason=SourceNotAllowed",
+		"fd60:1::21 [fd88::10]:80":      "drop reason=SourceNotAllowed",
+		"198.51.100.7 10.70.1.10:80":    "pass",
+		"198.51.100.7 10.20.0.11:30080": "pass",
+	})
+}
+
 func TestWithoutUsableEndpointsForThePolicy(t *testing.T) {
 	const (
 		reject, drop = "reject reason=NoEndpoints", "drop reason=NoLocalEndpoints"

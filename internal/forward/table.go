@@ -328,7 +328,8 @@ func (c *Context) Equal(o *Context) bool {
 type Table struct {
 	Context Context
 	ports   map[PortName]*Port
-	// index finds frontends: the exact address first, then (with an invalid address) the node port.
+	// index finds frontends: the exact address first, then (with an invalid address) the node port. A builder also files
+	// health check node ports in it, as no node port can have their number.
 	index map[Key]PortName
 }
 

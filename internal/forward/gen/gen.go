@@ -213,7 +213,8 @@ func (s source) service() *model.Service {
 			svc.BadSourceRanges = pick(s, 0, 0, 1)
 		}
 		if svc.ExternalLocal {
-			svc.HealthCheckNodePort = uint16(31990 + s.IntN(2))
+			// Node ports are from 30080, so that the two meet now and then.
+			svc.HealthCheckNodePort = pick(s, uint16(31990), 31991, 30080)
 		}
 	}
 	if s.chance(25) {
