@@ -203,7 +203,8 @@ func refusal(op, object string, err error) error {
 		errors.Is(err, unix.EOPNOTSUPP):
 		step.Class = kernel.ErrUnsupported
 		step.Reason = fmt.Sprintf("%v: load the module nf_conntrack_netlink", err)
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EBUSY), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EBUSY), errors.Is(err, unix.ENOBUFS),
+		errors.Is(err, unix.ENOMEM):
 		step.Class = kernel.ErrBusy
 	}
 	return step

@@ -10,8 +10,8 @@ import (
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
-// The parts of ctnetlink that are used here. Source: linux/netfilter/nfnetlink_conntrack.h. CTA_FILTER and its flags are
-// in the kernel since 5.8; the flags are in net/netfilter/nf_conntrack_netlink.c and nf_internals.h.
+// The parts of ctnetlink that are used here. Source: linux/netfilter/nfnetlink_conntrack.h. CTA_FILTER is in the kernel
+// since 5.8; its flags are in net/netfilter/nf_internals.h.
 const (
 	msgNew    = 0
 	msgGet    = 1

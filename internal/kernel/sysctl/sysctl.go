@@ -68,8 +68,8 @@ func (t Tree) ReadInt(name string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil {
 		return 0, &StepError{
-			Op: "read", Object: "parameter " + filepath.Join(t.root, name), Text: kernel.Quote(text), Reason: "not a whole number",
-			Class: kernel.ErrInvalid,
+			Op: "read", Object: "parameter " + filepath.Join(t.root, name), Text: kernel.Quote(text),
+			Reason: "not a whole number", Class: kernel.ErrInvalid,
 		}
 	}
 	return n, nil

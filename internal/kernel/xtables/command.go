@@ -64,7 +64,8 @@ func open(family model.Family, flavour Flavour, dirs []string) (*Command, error)
 	}
 	reason := fmt.Sprintf("%s-%s-restore and -save are not on the PATH: install iptables", base, flavour)
 	if len(seen) > 0 {
-		reason = fmt.Sprintf("no %s-restore of the %s flavour (%s): install iptables", base, flavour, strings.Join(seen, "; "))
+		reason = fmt.Sprintf("no %s-restore of the %s flavour (%s): install iptables",
+			base, flavour, strings.Join(seen, "; "))
 	}
 	return nil, &StepError{
 		Op: "find", Object: fmt.Sprintf("%s tools of flavour %s", base, flavour), Reason: reason, Class: ErrUnsupported,

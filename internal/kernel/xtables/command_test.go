@@ -87,15 +87,17 @@ func TestAFileThatDoesNotRunIsNoTool(t *testing.T) {
 
 const payload = "*nat\n:KUBE-A - [0:0]\n-A KUBE-A -s 1.2.3.400 -j ACCEPT\nCOMMIT\n"
 
+type refusalCase struct {
+	flavour Flavour
+	reply   string
+	status  int
+	want    string
+	class   error
+}
+
 // What the tools of versions 1.8.4 to 1.8.9 say, and what is made of it.
-func TestRefusalsNameTheLineTheReasonAndTheClass(t *testing.T) {
-	tests := map[string]struct {
-		flavour Flavour
-		reply   string
-		status  int
-		want    string
-		class   error
-	}{
+func refusals() map[string]refusalCase {
+	return map[string]refusalCase{
 		"a bad rule": {
 			Legacy, "iptables-restore v1.8.9 (legacy): host/network `1.2.3.400' not found\nError occurred at line: 3\n" +
 				"Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n", 2,
@@ -156,7 +158,10 @@ func TestRefusalsNameTheLineTheReasonAndTheClass(t *testing.T) {
 			Legacy, "iptables-restore: line 77 failed\n", 1, "restore IPv4 tables, line 77: exit status 1", ErrInvalid,
 		},
 	}
-	for name, tc := range tests {
+}
+
+func TestRefusalsNameTheLineTheReasonAndTheClass(t *testing.T) {
+	for name, tc := range refusals() {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			if err := os.WriteFile(filepath.Join(dir, "reply"), []byte(tc.reply), 0o644); err != nil {

@@ -54,8 +54,8 @@ type evidence struct {
 	kube, rules int
 }
 
-// kubeletHints are the chains in table mangle that the kubelet makes so that others can tell its flavour; the second one
-// is from versions that also used it to notice a flush.
+// kubeletHints are the chains in table mangle by which the kubelet's flavour can be told. The first is made for that,
+// the second lets the kubelet notice a flush.
 func kubeletHints() []string { return []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} }
 
 func detect(ctx context.Context, found []candidate, plain Flavour) (Flavour, string, error) {

@@ -16,7 +16,8 @@ import (
 // Fake is an in-memory Tables for tests. It commits section by section as the kernel does, prints what iptables-save
 // would print, and refuses what the tools or the kernel refuse: the contract test holds it to that. Beyond them it
 // refuses what is never meant, even where they let it pass: port 0, ports by name, a loop of chains that no packet
-// reaches yet, an insertion that the nft flavour would misplace, and modules and options that this program does not use.
+// reaches yet, an insertion that the nft flavour would misplace, and modules and options that this program does not
+// use.
 //
 // It is safe for use by several goroutines.
 type Fake struct {
@@ -217,7 +218,9 @@ func (f *Fake) Restore(ctx context.Context, payload []byte) error {
 
 // refused wraps what was wrong with one line. A failure that was injected keeps its own class.
 func refused(object string, number int, line string, err error) error {
-	step := &StepError{Op: "restore", Object: object, Line: number, Text: kernel.Quote(line), Reason: err.Error(), Err: err}
+	step := &StepError{
+		Op: "restore", Object: object, Line: number, Text: kernel.Quote(line), Reason: err.Error(), Err: err,
+	}
 	if r, ok := err.(*refusal); ok { //nolint:errorlint // only one made here, never a wrapped one, has a class
 		step.Class, step.Err = r.class, nil
 	}

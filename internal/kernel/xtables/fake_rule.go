@@ -116,7 +116,8 @@ func matchGrammar(module string) (grammar, bool) {
 			"--ctstate", "--ctproto", "--ctorigsrc", "--ctorigdst", "--ctorigdstport", "--ctdir",
 		}}, true
 	case "statistic":
-		return grammar{[]syntax{{"--mode", 1}, {"--probability", 1}, {"--every", 1}, {"--packet", 1}}, []string{"--mode"}}, true
+		options := []syntax{{"--mode", 1}, {"--probability", 1}, {"--every", 1}, {"--packet", 1}}
+		return grammar{options, []string{"--mode"}}, true
 	case "recent":
 		options := []syntax{
 			{"--set", 0}, {"--rcheck", 0}, {"--update", 0}, {"--remove", 0}, {"--seconds", 1}, {"--reap", 0}, {"--hitcount", 1},

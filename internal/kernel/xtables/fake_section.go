@@ -258,7 +258,7 @@ func (s *section) edit(op, name, rest string) error {
 // deleteNumber deletes the rule at an index.
 func (s *section) deleteNumber(name string, c *fakeChain, at int) error {
 	if s.flavour == NFT && at < len(c.rules) && s.fresh[c.rules[at].rule] {
-		return refuse("rule %d of chain %s was added in this section, and iptables-nft cannot delete it by number", at+1, name)
+		return refuse("rule %d of chain %s was added in this section: iptables-nft cannot delete it by number", at+1, name)
 	}
 	return s.deleteAt(name, c, at)
 }

@@ -46,7 +46,8 @@ func classOf(err error) error {
 		errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL),
 		errors.Is(err, unix.ENOPROTOOPT):
 		return ErrUnsupported
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS),
+		errors.Is(err, unix.ENOMEM):
 		return ErrBusy
 	}
 	return nil
