@@ -24,6 +24,8 @@ type Backend struct {
 	c      *compiler
 	// jumps are those that the kernel acknowledged.
 	jumps []jump
+	// last counts the rules that the last Apply wrote, by table.
+	last map[string]int
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -56,7 +58,7 @@ func (b *Backend) Observe(ctx context.Context) (backend.Observed, error) {
 // Diff implements backend.Backend.
 func (b *Backend) Diff(have backend.Observed) backend.Plan {
 	if o, ok := have.(*Observation); ok {
-		return b.diffObserved(o).write(b.c.opt.SectionChains)
+		return b.plan(b.diffObserved(o))
 	}
 	d := difference{}
 	for id, old := range b.c.dirty {
@@ -65,8 +67,10 @@ func (b *Backend) Diff(have backend.Observed) backend.Plan {
 	}
 	slices.SortFunc(d.changes, func(a, b change) int { return a.id.compare(b.id) })
 	d.insert, d.remove = diffJumps(b.c.want.jumps, b.jumps)
-	return d.write(b.c.opt.SectionChains)
+	return b.plan(d)
 }
+
+func (b *Backend) plan(d difference) *plan { return &plan{difference: d, batch: b.c.opt.SectionChains} }
 
 // diffObserved also takes the observation over as what the kernel acknowledged.
 func (b *Backend) diffObserved(o *Observation) difference {
@@ -93,16 +97,18 @@ func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
 		return report
 	}
 	for {
-		report.Steps, report.Bytes = report.Steps+next.steps, report.Bytes+len(next.payload)
-		if !next.Empty() {
-			report.Err = b.tables.Restore(ctx, next.payload)
+		payload := next.payload()
+		report.Steps, report.Bytes = report.Steps+next.Steps(), report.Bytes+len(payload)
+		if len(payload) > 0 {
+			report.Err = b.tables.Restore(ctx, payload)
 		}
 		if report.Err == nil {
 			b.c.acknowledge()
 			b.jumps = b.c.want.jumps
+			b.last = next.rules()
 			break
 		}
-		name, found := b.blame(next, report.Err)
+		name, found := b.blame(payload, report.Err)
 		if !found || len(report.Failed) >= maxRefusals {
 			break
 		}
@@ -117,19 +123,19 @@ func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
 			break
 		}
 		report.Err = nil
-		next = b.diffObserved(have).write(b.c.opt.SectionChains)
+		next = b.plan(b.diffObserved(have))
 	}
 	report.Took = time.Since(start)
 	return report
 }
 
 // blame finds the Service port whose line the tool refused.
-func (b *Backend) blame(p *plan, err error) (forward.PortName, bool) {
+func (b *Backend) blame(payload []byte, err error) (forward.PortName, bool) {
 	var step *xtables.StepError
 	if !errors.As(err, &step) || step.Line == 0 || errors.Is(err, xtables.ErrBusy) {
 		return forward.PortName{}, false
 	}
-	id, rule := p.lineAt(step.Line)
+	id, rule := lineAt(payload, step.Line)
 	return b.c.owner(id, rule)
 }
 
@@ -140,4 +146,13 @@ func (b *Backend) Pulse(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("read the tables' pulse: %w", err)
 	}
 	return pulse, nil
+}
+
+// Rules counts the rules that are wanted and those that the last Apply wrote, by table.
+func (b *Backend) Rules() (total, last map[string]int) {
+	total = map[string]int{tableFilter: b.c.rules[tableFilter], tableNAT: b.c.rules[tableNAT]}
+	for _, j := range b.c.want.jumps {
+		total[j.table]++
+	}
+	return total, b.last
 }

@@ -24,6 +24,8 @@ type compiler struct {
 	refused map[forward.PortName]error
 	// dirty has the acknowledged state of every chain that is wanted otherwise.
 	dirty map[chainID]chainState
+	// rules counts the wanted chains' rules by table.
+	rules map[string]int
 }
 
 // compiled remembers what a port put into the program, to take it out again.
@@ -45,7 +47,7 @@ func newCompiler(opt Options) *compiler {
 	}
 	c := &compiler{
 		opt: opt, want: newProgram(), ports: map[forward.PortName]*compiled{}, refused: map[forward.PortName]error{},
-		dirty: map[chainID]chainState{},
+		dirty: map[chainID]chainState{}, rules: map[string]int{},
 	}
 	c.plant()
 	return c
@@ -83,6 +85,7 @@ func (c *compiler) change(id chainID, next chainState) {
 	if acked == next {
 		delete(c.dirty, id)
 	}
+	c.rules[id.table] += next.body.count() - old.count()
 	if next.present {
 		c.want.chains[id] = next.body
 	} else {
@@ -97,13 +100,14 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 		return nil
 	}
 	names := d.Ports
-	full := c.want.jumps == nil || !c.ctx.Equal(&t.Context)
+	full := c.want.jumps == nil || !sameRules(&c.ctx, &t.Context)
+	c.ctx = t.Context
 	for _, n := range names {
 		delete(c.refused, n)
 		c.count(t, n)
 	}
 	if compact := c.endpoints > c.opt.CompactAbove && !c.opt.NoBPF; full || compact != c.compact {
-		c.ctx, c.compact = t.Context, compact
+		c.compact = compact
 		c.want.jumps = c.opt.jumps(&c.ctx)
 		c.fixed()
 		names = t.Names()
@@ -125,6 +129,13 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 	}
 	c.flush()
 	return problems
+}
+
+// sameRules tells whether two contexts give the same rules. The host's other addresses are left to the kernel, so that a
+// pod's new interface costs nothing.
+func sameRules(a, b *forward.Context) bool {
+	return a.Detector == b.Detector && a.NodePorts.All == b.NodePorts.All && a.NodePorts.Loopback == b.NodePorts.Loopback &&
+		slices.Equal(a.NodePorts.Addrs, b.NodePorts.Addrs)
 }
 
 // count keeps the number of endpoints. A port that is new gets its entry here.

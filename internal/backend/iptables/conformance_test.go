@@ -116,6 +116,27 @@ COMMIT
 
 func (k *kernel) AddForeign() error { return k.tables.Restore(context.Background(), []byte(foreign)) }
 
+func (k *kernel) RemoveForeign() error {
+	const payload = `*filter
+-D INPUT -j KUBE-FIREWALL
+-D FORWARD -j MY-CHAIN
+-F KUBE-FIREWALL
+-F MY-CHAIN
+-X KUBE-FIREWALL
+-X MY-CHAIN
+COMMIT
+*nat
+-D POSTROUTING -j CNI-MASQ
+-F CNI-MASQ
+-X CNI-MASQ
+COMMIT
+*mangle
+-X KUBE-KUBELET-CANARY
+COMMIT
+`
+	return k.tables.Restore(context.Background(), []byte(payload))
+}
+
 // Damage empties chains as a firewall does that flushes a table: the jumps into ours are gone, and a chain is empty.
 func (k *kernel) Damage() error {
 	data, err := k.tables.Save(context.Background(), "nat")

@@ -27,32 +27,33 @@ type difference struct {
 // translate, so what filter gains is written before nat changes, and what it loses goes after: at no moment is a
 // connection neither forwarded nor refused, and no filtered frontend is open.
 type plan struct {
-	payload []byte
-	steps   int
+	difference
+	batch int
 }
 
 // Empty tells that nothing is to be done.
-func (p *plan) Empty() bool { return len(p.payload) == 0 }
+func (p *plan) Empty() bool { return p.Steps() == 0 }
 
 // Steps counts the chains and jumps to be written or removed.
-func (p *plan) Steps() int { return p.steps }
+func (p *plan) Steps() int { return len(p.changes) + len(p.insert) + len(p.remove) }
 
 // String gives the restore payload.
-func (p *plan) String() string { return string(p.payload) }
+func (p *plan) String() string { return string(p.payload()) }
 
-// write turns a difference into a plan. With batch > 0, chains that do not exist yet and chains that go away are written
-// in sections of that many of their own, before and after the section that changes what packets meet.
+// payload writes the difference as iptables-restore reads it. With batch > 0, chains that do not exist yet and chains
+// that go away are written in sections of that many of their own, before and after the section that changes what
+// packets meet.
 //
 // In the nft flavour iptables-restore keeps a sorted list of the chains that a section names and walks along it for
 // every line, so one section of 10,000 chains costs a multiple of fifty small ones. The legacy flavour copies the whole
 // table for each section and must have one.
-func (d difference) write(batch int) *plan {
-	p := &plan{steps: len(d.changes) + len(d.insert) + len(d.remove)}
-	if p.steps == 0 {
-		return p
+func (p *plan) payload() []byte {
+	if p.Empty() {
+		return nil
 	}
+	d := p.difference
 	var first, last section
-	early, nat, late := d.natSections(batch)
+	early, nat, late := d.natSections(p.batch)
 	natChanges := len(nat.chains) > 0
 	for _, c := range d.changes {
 		if c.id.table == tableFilter {
@@ -93,8 +94,7 @@ func (d difference) write(batch int) *plan {
 		}
 	}
 	mangle.print(&b, tableMangle)
-	p.payload = b.Bytes()
-	return p
+	return b.Bytes()
 }
 
 // filterChange sorts one change of the filter table into what comes before the nat table's changes and what after.
@@ -319,10 +319,10 @@ func diffJumps(want, have []jump) (insert, remove []jump) {
 }
 
 // lineAt finds the line of a payload (counted from 1), and the chain that it speaks of.
-func (p *plan) lineAt(number int) (id chainID, rule string) {
+func lineAt(payload []byte, number int) (id chainID, rule string) {
 	table := ""
-	for line := range strings.Lines(string(p.payload)) {
-		line = strings.TrimSuffix(line, "\n")
+	for raw := range bytes.Lines(payload) {
+		line := strings.TrimSuffix(string(raw), "\n")
 		if after, ok := strings.CutPrefix(line, "*"); ok {
 			table = after
 		}
@@ -342,4 +342,16 @@ func (p *plan) lineAt(number int) (id chainID, rule string) {
 		return chainID{table, ""}, ""
 	}
 	return chainID{}, ""
+}
+
+// rules counts the rules that a difference writes, by table.
+func (d difference) rules() map[string]int {
+	n := map[string]int{tableFilter: 0, tableNAT: 0}
+	for _, c := range d.changes {
+		n[c.id.table] += c.new.body.count()
+	}
+	for _, j := range d.insert {
+		n[j.table]++
+	}
+	return n
 }

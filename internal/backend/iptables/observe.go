@@ -30,9 +30,7 @@ func (o *Observation) chain(id chainID) chainState {
 func (o *Observation) Objects() map[string]int {
 	out := map[string]int{"chain": len(o.chains), "rule": len(o.jumps)}
 	for _, b := range o.chains {
-		if b != "" {
-			out["rule"] += strings.Count(string(b), "\n") + 1
-		}
+		out["rule"] += b.count()
 	}
 	return out
 }

@@ -45,14 +45,12 @@ func (b body) rules() iter.Seq[string] {
 	}
 }
 
-// has tells whether a rule is in the body.
-func (b body) has(rule string) bool {
-	for r := range b.rules() {
-		if r == rule {
-			return true
-		}
+// count gives the number of rules.
+func (b body) count() int {
+	if b == "" {
+		return 0
 	}
-	return false
+	return strings.Count(string(b), "\n") + 1
 }
 
 // bodyOf joins rules.
