@@ -9,8 +9,8 @@ import (
 )
 
 // A compiler keeps the wanted program up to date with a forwarding table, and notes which chains differ from what the
-// kernel acknowledged. Its work for a change is proportional to the change, but for a change of the context or of the
-// layout, which renders every port again.
+// kernel acknowledged. Its work for a change is proportional to the change, but for a change of the pods' detector, of
+// the node ports' addresses or of the layout, which renders every port again.
 type compiler struct {
 	opt     Options
 	ctx     forward.Context
