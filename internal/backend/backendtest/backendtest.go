@@ -49,6 +49,8 @@ type Kernel interface {
 	Dump() (string, error)
 	// AddForeign makes objects that belong to others and that the mode must never touch.
 	AddForeign() error
+	// RemoveForeign takes them away again.
+	RemoveForeign() error
 	// Damage takes away some of what the mode needs, as other software does that flushes everything.
 	Damage() error
 }

@@ -1,16 +1,381 @@
 package backendtest
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/turnout-proxy/turnout/internal/flow"
 	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel/conntrack"
+	"github.com/turnout-proxy/turnout/internal/model"
+	"github.com/turnout-proxy/turnout/test/netns"
 )
 
-type prober struct{}
+// How long a connection may take. Within the lab an answer comes in milliseconds; the rest is for busy machines. Where
+// silence is right, every such question costs the short time.
+const (
+	answerWithin  = 4 * time.Second
+	silenceAfter  = 400 * time.Millisecond
+	maxConnects   = 120
+	allSeenUpTo   = 4
+	samples       = 6
+	parallelCalls = 8
+)
 
-func (p *prober) conversation(r *run, c command) error { return nil }
-func (p *prober) become(t testing.TB, s settings) error { return nil }
-func (p *prober) serve(t *forward.Table)                {}
-func (p *prober) forget(r *run)                         {}
-func (p *prober) packet(r *run, c command, k forward.Packet, o forward.Outcome) {}
-func runKernel(t *testing.T, m Mode)                    {}
+// A prober asks the real kernel what happens to packets, by connections in a lab.
+type prober struct {
+	site *site
+	// asked are packets that wait to be asked about together, as most of the time goes by waiting.
+	asked         []question
+	conversations map[string]*conversation
+}
+
+type question struct {
+	command command
+	packet  forward.Packet
+	want    forward.Outcome
+	sticky  bool
+}
+
+// packet asks about a packet. What the lab cannot show is skipped with a message.
+func (p *prober) packet(r *run, c command, k forward.Packet, want forward.Outcome) {
+	r.t.Helper()
+	if why := p.cannot(r, k, want); why != "" {
+		r.t.Logf("%s: not asked of the kernel: %s", c, why)
+		return
+	}
+	q := question{command: c, packet: k, want: want}
+	if want.Do == forward.Forward {
+		q.sticky = r.world.table.Port(want.Port).Affinity > 0
+	}
+	p.asked = append(p.asked, q)
+}
+
+// flush asks what was collected. Connections that stick to an endpoint are asked about one after the other, as they
+// share what the kernel remembers.
+func (p *prober) flush(r *run) {
+	r.t.Helper()
+	var group sync.WaitGroup
+	slots := make(chan struct{}, parallelCalls)
+	for _, q := range p.asked {
+		if q.sticky {
+			continue
+		}
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			p.ask(r, q)
+		})
+	}
+	group.Wait()
+	for _, q := range p.asked {
+		if q.sticky {
+			p.ask(r, q)
+		}
+	}
+	p.asked = nil
+}
+
+// cannot tells why the lab cannot show what happens to a packet; "" if it can.
+func (p *prober) cannot(r *run, k forward.Packet, want forward.Outcome) string {
+	if k.Proto == model.SCTP && !netns.SCTP() {
+		return "this kernel has no SCTP sockets"
+	}
+	if k.In != naturalInterface(k.Src.Addr()) && !slices.Contains(r.world.host.Addrs, k.Src.Addr()) {
+		return "packets of that client do not come in on link " + k.In
+	}
+	client, err := p.site.host(k.Src.Addr())
+	if err != nil {
+		return err.Error()
+	}
+	for _, c := range want.Choices {
+		server, err := p.site.host(c.Endpoint.Addr())
+		if err != nil {
+			return err.Error()
+		}
+		if !c.SNAT && !p.site.here(client) && !p.site.here(server) && (!p.site.returns(client) || p.site.returns(server)) {
+			return fmt.Sprintf("answers of %s to %s do not come by node na", c.Endpoint, k.Src.Addr())
+		}
+	}
+	return ""
+}
+
+// ask makes the connections for one packet.
+func (p *prober) ask(r *run, q question) {
+	r.t.Helper()
+	switch q.want.Do {
+	case forward.Forward:
+		p.askForward(r, q)
+	case forward.Reject:
+		if got := p.dial(q.packet, answerWithin); got.Kind != netns.Refused {
+			r.t.Errorf("%s: the kernel: %s; want refused", q.command, got)
+		}
+	case forward.Drop:
+		if got := p.dial(q.packet, silenceAfter); got.Kind != netns.Timeout {
+			r.t.Errorf("%s: the kernel: %s; want no answer", q.command, got)
+		}
+	case forward.Pass:
+		got := p.dial(q.packet, silenceAfter)
+		if got.Kind != netns.OK {
+			return
+		}
+		if host, err := p.site.host(q.packet.Dst.Addr()); err != nil || host.Name != got.Server {
+			r.t.Errorf("%s: the kernel: %s; want nobody but the owner of %s", q.command, got, q.packet.Dst)
+		}
+	}
+}
+
+// askForward connects until every endpoint was met, or if they are many, some times.
+func (p *prober) askForward(r *run, q question) {
+	r.t.Helper()
+	seen := map[forward.Choice]bool{}
+	for n := 0; n < maxConnects; n++ {
+		got := p.dial(q.packet, answerWithin)
+		choice, err := p.choice(r, q, got)
+		if err != nil {
+			r.t.Errorf("%s: the kernel: %v", q.command, err)
+			return
+		}
+		seen[choice] = true
+		switch {
+		case q.sticky && len(seen) > 1:
+			r.t.Errorf("%s: the kernel: one client met several endpoints in spite of session affinity", q.command)
+			return
+		case (q.sticky || len(q.want.Choices) > allSeenUpTo) && n+1 >= samples, len(seen) == len(q.want.Choices) && !q.sticky:
+			return
+		}
+	}
+	r.t.Errorf("%s: the kernel: %d connections met only %d of %s", q.command, maxConnects, len(seen), q.want)
+}
+
+// choice finds who answered among the outcome's choices, and checks whom the server saw.
+func (p *prober) choice(r *run, q question, got netns.Result) (forward.Choice, error) {
+	if got.Kind != netns.OK {
+		return forward.Choice{}, fmt.Errorf("%s; want %s", got, short(q.want))
+	}
+	for _, c := range q.want.Choices {
+		host, err := p.site.host(c.Endpoint.Addr())
+		if err != nil {
+			return forward.Choice{}, err
+		}
+		if got.Port != c.Endpoint.Port() || got.Server != host.Name && got.Server != c.Endpoint.Addr().String() {
+			continue
+		}
+		return c, p.sawRightly(r, q.packet, c, got)
+	}
+	return forward.Choice{}, fmt.Errorf("%s; want %s", got, short(q.want))
+}
+
+// sawRightly checks the client's address as the server saw it. The node's own address can stand for itself or for a
+// mask.
+func (p *prober) sawRightly(r *run, k forward.Packet, c forward.Choice, got netns.Result) error {
+	seen, src := got.ClientSeen.Addr(), k.Src.Addr()
+	own := slices.Contains(r.world.host.Addrs, seen)
+	switch {
+	case src.IsLoopback():
+		if seen.IsLoopback() && !slices.Contains(r.world.host.Addrs, c.Endpoint.Addr()) {
+			return fmt.Errorf("%s; a loopback address must not be seen", got)
+		}
+	case k.In == "":
+	case c.SNAT && (!own || seen == src):
+		return fmt.Errorf("%s; want one of the node's addresses to be seen", got)
+	case !c.SNAT && seen != src:
+		return fmt.Errorf("%s; want the client's address %s to be seen", got, src)
+	}
+	return nil
+}
+
+func (p *prober) dial(k forward.Packet, timeout time.Duration) netns.Result {
+	host, err := p.site.host(k.Src.Addr())
+	if err != nil {
+		return netns.Result{Kind: netns.Failed, Err: err}
+	}
+	return host.Dial(netns.Call{
+		To: k.Dst, Proto: k.Proto, From: netip.AddrPortFrom(k.Src.Addr(), 0), Timeout: timeout,
+	})
+}
+
+// serve starts a server wherever the table has an endpoint, as far as the lab has the address.
+func (p *prober) serve(t *forward.Table) error {
+	for _, name := range t.Names() {
+		port := t.Port(name)
+		for _, pool := range [][]forward.Endpoint{port.Cluster, port.Local} {
+			for _, ep := range pool {
+				if err := p.site.serve(name.Proto, ep.AddrPort); err != nil {
+					return err
+				}
+			}
+		}
+		for _, ep := range port.Serving {
+			if err := p.site.serve(name.Proto, ep); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// forget drops stale connection tracking entries, which is the loop's part after each sync.
+func (p *prober) forget(r *run) error {
+	ix := flow.NewIndex(r.world.table)
+	for _, old := range r.world.gone {
+		ix.Remove(old)
+	}
+	return r.lane.enter(func() error {
+		_, err := conntrack.Forget(context.Background(), conntrack.Kernel{}, r.family, flow.Protocols(), ix.Stale)
+		return err //nolint:wrapcheck // a *StepError says what was tried
+	})
+}
+
+// A conversation is a connection that a script keeps open, or for UDP a client that keeps its port.
+type conversation struct {
+	host *netns.Host
+	call netns.Call
+	conn *netns.Conn
+}
+
+// conversationPort is the first source port of UDP clients that keep theirs; it is outside of what the kernel gives out
+// in the lab.
+const conversationPort = 61000
+
+// conversation carries out "open" and "ping".
+func (p *prober) conversation(r *run, c command) error {
+	r.t.Helper()
+	name := c.args[0]
+	if c.name == "open" {
+		k, err := parsePacket(c.args[1:])
+		if err != nil || model.FamilyOf(k.Dst.Addr()) != r.family {
+			return err
+		}
+		return p.open(name, k)
+	}
+	talk := p.conversations[name]
+	switch {
+	case talk == nil && r.script.only == 0:
+		return nil // it belongs to the other family's run
+	case talk == nil:
+		return fmt.Errorf("%s was not opened", name)
+	}
+	server := ""
+	if talk.conn != nil {
+		if kind, err := talk.conn.Ping(answerWithin); kind != netns.OK {
+			return fmt.Errorf("the connection is %s: %w", kind, err)
+		}
+		server = talk.conn.Server
+	} else {
+		got := talk.host.Dial(talk.call)
+		if got.Kind != netns.OK {
+			return fmt.Errorf("the kernel: %s", got)
+		}
+		server = got.Server
+	}
+	if len(c.args) > 1 && server != c.args[1] {
+		return fmt.Errorf("%s answers, want %s", server, c.args[1])
+	}
+	return nil
+}
+
+func (p *prober) open(name string, k forward.Packet) error {
+	host, err := p.site.host(k.Src.Addr())
+	if err != nil {
+		return err
+	}
+	talk := &conversation{host: host, call: netns.Call{
+		To: k.Dst, Proto: k.Proto, From: netip.AddrPortFrom(k.Src.Addr(), 0), Timeout: answerWithin,
+	}}
+	p.conversations[name] = talk
+	if k.Proto == model.UDP {
+		talk.call.From = netip.AddrPortFrom(k.Src.Addr(), uint16(conversationPort+len(p.conversations)))
+		return nil
+	}
+	conn, got := host.Open(talk.call)
+	if conn == nil {
+		return fmt.Errorf("the kernel: %s", got)
+	}
+	talk.conn = conn
+	return nil
+}
+
+// close ends what a script left open.
+func (p *prober) close() {
+	for _, talk := range p.conversations {
+		if talk.conn != nil {
+			talk.conn.Close()
+		}
+	}
+}
+
+// runKernel runs the scripts on the real kernel.
+func runKernel(t *testing.T, m Mode) {
+	t.Helper()
+	if m.Real == nil {
+		t.Skip("the mode has no real form")
+	}
+	if testing.Short() {
+		t.Skip("takes a minute; run it without -short")
+	}
+	s := newSite(t)
+	list := loadScripts(t)
+	for _, family := range m.Families {
+		t.Run(family.String(), func(t *testing.T) {
+			kernel := s.kernel(t, m, family)
+			for _, script := range list {
+				if script.only != 0 && script.only != family {
+					continue
+				}
+				t.Run(script.name, func(t *testing.T) {
+					if reason, ok := m.Exceptions[script.name]; ok {
+						t.Skipf("%s is not held to it: %s", m.Name, reason)
+					}
+					s.script(t, m, family, script, kernel)
+				})
+			}
+		})
+	}
+}
+
+// script runs one script on the lab's node, and takes away what it leaves also if it fails.
+func (s *site) script(t *testing.T, m Mode, family model.Family, sc *script, kernel Kernel) {
+	t.Helper()
+	l := newLane(t, kernel, "")
+	l.enter = s.node.Do
+	r := newRun(t, m, family, sc, l)
+	r.probe = &prober{site: s, conversations: map[string]*conversation{}}
+	defer func() {
+		r.probe.close()
+		if err := errors.Join(s.wipe(kernel, r.foreign), s.restore()); err != nil {
+			t.Errorf("clean up after the script: %v", err)
+		}
+	}()
+	r.all()
+}
+
+// wipe removes all of the mode from the node.
+func (s *site) wipe(kernel Kernel, foreign bool) error {
+	return s.node.Do(func() error {
+		ctx := context.Background()
+		b := kernel.Open()
+		b.Compile(nil, forward.Delta{})
+		have, err := b.Observe(ctx)
+		if err != nil {
+			return err //nolint:wrapcheck // the caller says what for
+		}
+		err = b.Apply(ctx, b.Diff(have)).Err
+		if foreign {
+			err = errors.Join(err, kernel.RemoveForeign())
+		}
+		return err
+	})
+}
+
+// skipText says why a mode cannot run here.
+func skipText(m Mode, family model.Family, err error) string {
+	return fmt.Sprintf("%s cannot run on this kernel for %s: %s", m.Name, family, strings.TrimSpace(err.Error()))
+}
