@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -182,6 +183,34 @@ func (c *Cluster) StartServer() error {
 func (c *Cluster) StopServer() {
 	c.api.kill()
 	c.api = nil
+}
+
+// Erase removes objects from the store behind a stopped API server, so that they are gone without anybody having seen
+// them go. The prefix is that of the store's keys: "/registry/services/specs/default/web".
+func (c *Cluster) Erase(ctx context.Context, prefix string) error {
+	end := []byte(prefix)
+	end[len(end)-1]++ // the first key after all that have the prefix
+	body, err := json.Marshal(map[string][]byte{"key": []byte(prefix), "range_end": end})
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.etcdURL+"/v3/kv/deleterange", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("erase %s: %w", prefix, err)
+	}
+	defer resp.Body.Close()
+	var answer struct{ Deleted string }
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		return fmt.Errorf("erase %s: %w", prefix, err)
+	}
+	if answer.Deleted == "" || answer.Deleted == "0" {
+		return fmt.Errorf("erase %s: there is nothing", prefix)
+	}
+	return nil
 }
 
 // stop ends whatever runs, and shows the programs' last words if the test failed.
