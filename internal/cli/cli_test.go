@@ -34,8 +34,16 @@ type result struct {
 	status         int
 }
 
-// run starts the command under a name.
+// run carries a command line out in this process.
 func run(t *testing.T, name string, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	status := Main(append([]string{name}, args...), &stdout, &stderr, "v0.0.0-test")
+	return result{stdout.String(), stderr.String(), status}
+}
+
+// start carries a command line out in a process of its own.
+func start(t *testing.T, name string, args ...string) result {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -223,6 +231,30 @@ func TestMistakesEndInOneClearLine(t *testing.T) {
 			want := result{stderr: "turnout: " + tc.want + "\n", status: tc.status}
 			if got := run(t, "turnout", tc.args...); got != want {
 				t.Errorf("got  %+v\nwant %+v", got, want)
+			}
+		})
+	}
+}
+
+func TestAProcessEndsWithTheStatusOfItsAnswer(t *testing.T) {
+	tests := map[string]struct {
+		name string
+		args []string
+		want int
+	}{
+		"done":                   {"turnout", []string{"version"}, 0},
+		"forwarded":              {"turnout", ofShop("trace", "10.60.1.21", "10.70.0.10:80"), 0},
+		"failed":                 {"turnout", []string{"ls", "--manifests", "/does/not/exist"}, 1},
+		"wrong use":              {"turnout", []string{"ls", "--what"}, 2},
+		"rejected":               {"turnout", ofShop("trace", "10.60.1.21", "10.70.0.11:80"), 3},
+		"no Service":             {"turnout", ofShop("trace", "10.60.1.21", "10.70.0.12:80"), 4},
+		"wrong use, as upstream": {"/usr/local/bin/kube-proxy", []string{"--what"}, 1},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := start(t, tc.name, tc.args...)
+			if got.status != tc.want || (got.stderr == "") != (tc.want == 0 || tc.want > 2) {
+				t.Errorf("got %+v, want status %d", got, tc.want)
 			}
 		})
 	}
