@@ -174,11 +174,10 @@ func read(b []byte, proto model.Protocol) (f flow.Flow, ok bool) {
 		return f, false
 	}
 	f.Proto = proto
-	found := 0
 	for b = b[genLen:]; ; {
 		kind, value, rest, more := attrs(b)
 		if !more {
-			return f, found == 2
+			return f, f.OrigSrc.IsValid() && f.ReplySrc.IsValid()
 		}
 		switch kind {
 		case ctaTupleOrig:
@@ -187,12 +186,10 @@ func read(b []byte, proto model.Protocol) (f flow.Flow, ok bool) {
 				return f, false
 			}
 			f.Zone = max(f.Zone, zone)
-			found++
 		case ctaTupleReply:
 			if f.ReplySrc, f.ReplyDst, _, ok = readTuple(value, proto); !ok {
 				return f, false
 			}
-			found++
 		case ctaID:
 			if len(value) == 4 {
 				f.ID = binary.BigEndian.Uint32(value)
