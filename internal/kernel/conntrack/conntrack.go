@@ -26,27 +26,43 @@ type Table interface {
 	Delete(ctx context.Context, flows []flow.Flow) (int, error)
 }
 
+// portion bounds how many entries Forget remembers at a time: 15 MB of them.
+const portion = 100_000
+
 // Forget deletes all entries of a family and the given protocols that stale says yes to, and tells how many it deleted.
-// Flows are listed whole before the first is deleted.
 func Forget(
 	ctx context.Context, t Table, family model.Family, protos []model.Protocol, stale func(flow.Flow) bool,
 ) (int, error) {
+	return forget(ctx, t, family, protos, stale, portion)
+}
+
+func forget(
+	ctx context.Context, t Table, family model.Family, protos []model.Protocol, stale func(flow.Flow) bool, limit int,
+) (int, error) {
+	deleted := 0
 	var gone []flow.Flow
 	for _, p := range protos {
-		err := t.List(ctx, family, p, func(f flow.Flow) bool {
-			if stale(f) {
-				gone = append(gone, f)
+		for more := true; more; {
+			gone = gone[:0]
+			err := t.List(ctx, family, p, func(f flow.Flow) bool {
+				if stale(f) {
+					gone = append(gone, f)
+				}
+				return len(gone) < limit
+			})
+			if err != nil {
+				return deleted, err //nolint:wrapcheck // a *StepError says what was listed
 			}
-			return true
-		})
-		if err != nil {
-			return 0, err //nolint:wrapcheck // a *StepError says what was listed
+			n, err := t.Delete(ctx, gone)
+			deleted += n
+			if err != nil {
+				return deleted, err //nolint:wrapcheck // a *StepError says what was deleted
+			}
+			// A portion of which nothing was there any more must not be listed for ever.
+			more = len(gone) == limit && n > 0
 		}
 	}
-	if len(gone) == 0 {
-		return 0, nil
-	}
-	return t.Delete(ctx, gone) //nolint:wrapcheck // a *StepError says what was deleted
+	return deleted, nil
 }
 
 // A StepError is how every function here reports a refusal.

@@ -326,9 +326,12 @@ func testForget(t *testing.T, w world) {
 	w.add(t, lots(1001)...)
 	w.add(t, some()[4:]...)
 	stale := func(f flow.Flow) bool { return f.Proto == model.SCTP || odd(f) }
-	n, err := Forget(t.Context(), w, model.IPv4, flow.Protocols(), stale)
+	n, err := forget(t.Context(), w, model.IPv4, flow.Protocols(), stale, 100) // exactly five portions of UDP
 	if err != nil || n != 501 {
 		t.Errorf("forgot %d, error %v; want 501 and none", n, err)
+	}
+	if n, err := Forget(t.Context(), w, model.IPv4, flow.Protocols(), stale); err != nil || n != 0 {
+		t.Errorf("once more: forgot %d, error %v; want 0 and none", n, err)
 	}
 	for _, f := range listed(t, w, model.IPv4, model.UDP) {
 		if stale(f) {
