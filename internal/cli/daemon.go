@@ -16,7 +16,6 @@ import (
 	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/loop"
 	"github.com/turnout-proxy/turnout/internal/metric"
-	"github.com/turnout-proxy/turnout/internal/watch/manifest"
 )
 
 // metricsTimeout bounds an answer of the metrics server, a CPU profile among them.
@@ -34,6 +33,10 @@ type daemon struct {
 
 // runDaemon works until the context ends or a part cannot go on. Rules stay in any case.
 func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slog.Logger) error {
+	source, err := openSource(cfg, version, log)
+	if err != nil {
+		return err
+	}
 	setOOMScore(cfg.OOMScoreAdj, log)
 	ln, err := control.Listen(cfg.Socket)
 	if errors.Is(err, control.ErrInUse) {
@@ -64,29 +67,25 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.loop.Run(ctx) })
 	g.Go(func() error { return d.watchHost(ctx) })
-	g.Go(func() error { return d.source(ctx) })
+	g.Go(func() error { return source(ctx, d.loop.Sink()) })
 	g.Go(func() error { return checks.Run(ctx) })
 	if cfg.Healthz.IsValid() {
 		g.Go(func() error { return d.server("healthz", cfg.Healthz, checks.Handler(), 0).Run(ctx) })
 	}
 	g.Go(func() error { return d.server("metrics", cfg.Metrics, d.metricsHandler(), metricsTimeout).Run(ctx) })
 	if ln != nil {
-		g.Go(func() error { return control.Serve(ctx, ln, d, log) })
+		g.Go(func() error {
+			if err := control.Serve(ctx, ln, d, log); err != nil {
+				log.Error("The control socket is gone and ls and trace will read the kernel", logkey.Err, err)
+			}
+			return nil
+		})
 	}
 	err = g.Wait()
 	if err == nil {
 		log.Info("Stopped, all rules stay")
 	}
 	return err
-}
-
-// source delivers objects to the loop.
-func (d *daemon) source(ctx context.Context) error {
-	if d.cfg.Manifests != "" {
-		d.log.Info("Reading objects from a directory", logkey.Path, d.cfg.Manifests)
-		return manifest.Watch(ctx, d.cfg.Manifests, d.cfg.NodeName, d.loop.Sink())
-	}
-	return d.watchAPI(ctx)
 }
 
 // setOOMScore asks the kernel to spare this process. Containers often may not: that is no reason to end.

@@ -2,39 +2,86 @@ package cli
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
+	"sync"
 	"time"
 
+	"github.com/turnout-proxy/turnout/internal/config"
 	"github.com/turnout-proxy/turnout/internal/health"
 	"github.com/turnout-proxy/turnout/internal/kernel/link"
 	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/model"
 	"github.com/turnout-proxy/turnout/internal/watch/kube"
+	"github.com/turnout-proxy/turnout/internal/watch/manifest"
 )
 
-// watchAPI follows an API server.
-func (d *daemon) watchAPI(ctx context.Context) error {
-	c := d.cfg.Client
+// A source delivers objects to a sink until the context ends.
+type source func(ctx context.Context, sink model.Sink) error
+
+// openSource prepares the source that the configuration names. What cannot work is found here, before anything is
+// touched; a server that is away is not an error.
+func openSource(cfg *config.Config, version string, log *slog.Logger) (source, error) {
+	if cfg.Manifests != "" {
+		log.Info("Reading objects from a directory", logkey.Path, cfg.Manifests)
+		return func(ctx context.Context, sink model.Sink) error {
+			return manifest.Watch(ctx, cfg.Manifests, cfg.NodeName, sink)
+		}, nil
+	}
+	c := cfg.Client
 	rest, err := kube.RESTConfig(kube.Connection{
 		Kubeconfig: c.Kubeconfig, Master: c.Master, AcceptContentTypes: c.AcceptContentTypes, ContentType: c.ContentType,
-		QPS: c.QPS, Burst: c.Burst, UserAgent: "kube-proxy/" + kubeVersion + " turnout/" + d.version,
+		QPS: c.QPS, Burst: c.Burst, UserAgent: "kube-proxy/" + kubeVersion + " turnout/" + version,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	d.log.Info("Reading objects from the API server", logkey.Address, rest.Host)
-	return kube.Run(ctx, kube.Config{REST: rest, NodeName: d.cfg.NodeName, OnStatus: d.sourceStatus}, d.loop.Sink())
+	log.Info("Reading objects from the API server", logkey.Address, rest.Host)
+	away := &outages{log: log, now: time.Now, seen: map[string]outage{}}
+	return func(ctx context.Context, sink model.Sink) error {
+		return kube.Run(ctx, kube.Config{REST: rest, NodeName: cfg.NodeName, OnStatus: away.report}, sink)
+	}, nil
 }
 
-// sourceStatus logs that an API server does not answer, and that it does again.
-func (d *daemon) sourceStatus(resource string, err error) {
-	if err != nil {
-		d.log.Error("The API server did not answer, and what is known stays in force", logkey.Kind, resource, logkey.Err, err)
-		return
+// outageRepeat is how soon an outage is logged again if its reason changes.
+const outageRepeat = time.Minute
+
+// Outages log that an API server does not answer: once when it begins, again when the reason changes, and once when it
+// is over.
+type outages struct {
+	log *slog.Logger
+	now func() time.Time
+
+	mu   sync.Mutex
+	seen map[string]outage
+}
+
+// An outage is what was last logged of one resource.
+type outage struct {
+	text string
+	at   time.Time
+}
+
+// report takes what kube.Config.OnStatus is told.
+func (o *outages) report(resource string, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	last, known := o.seen[resource]
+	switch {
+	case err == nil:
+		if known {
+			o.log.Info("The API server answered again", logkey.Kind, resource)
+		}
+		delete(o.seen, resource)
+	case !known || err.Error() != last.text && o.now().Sub(last.at) >= outageRepeat:
+		o.log.Error("The API server did not answer, and what is known stays in force", logkey.Kind, resource,
+			logkey.Err, err)
+		o.seen[resource] = outage{err.Error(), o.now()}
+	default:
+		o.log.Debug("The API server still did not answer", logkey.Kind, resource, logkey.Err, err)
 	}
-	d.log.Info("The API server answered again", logkey.Kind, resource)
 }
 
 // hostRetry is how long a failed watch of this machine's addresses rests.
