@@ -27,6 +27,7 @@ var everything = scope{all: true}
 type directory struct {
 	path   string
 	reader *reader
+	now    func() time.Time
 	files  map[string]*file
 	// unreadable is what is wrong with the directory itself, unwatched why the kernel does not report on it.
 	unreadable, unwatched *model.Finding
@@ -38,10 +39,12 @@ type directory struct {
 type file struct {
 	signature signature
 	// settled tells that the signature was taken so long after the last write that a later write must change it.
-	settled  bool
-	cache    map[[sha256.Size]byte]*decoded
-	objects  []object
-	findings report
+	settled bool
+	// heldSince is when the reading was first put off; zero while it is not.
+	heldSince time.Time
+	cache     map[[sha256.Size]byte]*decoded
+	objects   []object
+	findings  report
 }
 
 // A signature changes whenever a file's content may have changed.
@@ -55,10 +58,14 @@ type signature struct {
 // written again without a trace in its signature. It also is how long an emptied file may wait for its new content.
 const settleTime = 250 * time.Millisecond
 
+// holdAtMost is how long a file may be written to without a pause before it is read as it is.
+const holdAtMost = 5 * time.Second
+
 func newDirectory(path, nodeName string) *directory {
 	return &directory{
 		path:      path,
 		reader:    newReader(nodeName),
+		now:       time.Now,
 		files:     map[string]*file{},
 		sent:      map[key]model.Event{},
 		sentFiles: map[string][]model.Finding{},
@@ -94,8 +101,8 @@ func (d *directory) scan(force scope) ([]model.Event, time.Duration) {
 	for _, e := range entries {
 		if name := e.Name(); isManifest(name) {
 			seen[name] = true
-			if d.visit(name, force.all || force.names[name]) {
-				again = settleTime
+			if soon := d.visit(name, force.all || force.names[name]); soon > 0 && (again == 0 || soon < again) {
+				again = soon
 			}
 		}
 	}
@@ -117,13 +124,13 @@ func isManifest(name string) bool {
 	return false
 }
 
-// visit brings one file up to date and tells whether it must be looked at again soon.
-func (d *directory) visit(name string, force bool) (again bool) {
+// visit brings one file up to date and tells when it must be looked at again (0: when something happens).
+func (d *directory) visit(name string, force bool) (again time.Duration) {
 	path := filepath.Join(d.path, name)
 	info, err := os.Stat(path) // follows symbolic links
 	if errors.Is(err, os.ErrNotExist) {
 		delete(d.files, name)
-		return false
+		return 0
 	}
 	f := d.files[name]
 	if f == nil {
@@ -133,21 +140,22 @@ func (d *directory) visit(name string, force bool) (again bool) {
 	switch {
 	case err != nil:
 		f.refuse(path, Unreadable, err.Error())
-		return false
+		return 0
 	case info.IsDir():
 		delete(d.files, name)
-		return false
+		return 0
 	case !info.Mode().IsRegular():
 		f.refuse(path, Unreadable, "it is neither a file nor a link to one")
-		return false
+		return 0
 	}
 	sig := signatureOf(info)
 	if sig == f.signature && f.settled && !force {
-		return false
+		return 0
 	}
-	fresh := time.Since(info.ModTime()).Abs() < settleTime
-	if sig.size == 0 && len(f.objects) > 0 && fresh {
-		return true
+	now := d.now()
+	age := now.Sub(info.ModTime()).Abs()
+	if wait := f.hold(sig.size, age, now); wait > 0 {
+		return wait
 	}
 	data, err := readFile(path)
 	switch {
@@ -157,10 +165,33 @@ func (d *directory) visit(name string, force bool) (again bool) {
 		f.refuse(path, Unreadable, err.Error())
 	default:
 		f.update(path, data, d.reader)
-		f.signature, f.settled = sig, !fresh
-		return fresh
+		f.signature, f.settled = sig, age >= settleTime
+		if !f.settled {
+			return settleTime
+		}
 	}
-	return false
+	return 0
+}
+
+// hold tells how long to wait with a file that seems to be half written: what is not in it yet would count as removed.
+// A file that never comes to rest is read after holdAtMost.
+func (f *file) hold(size int64, age time.Duration, now time.Time) time.Duration {
+	var wait time.Duration
+	switch {
+	case len(f.objects) == 0:
+	case size == 0 && age < settleTime:
+		wait = settleTime
+	case age < quiet:
+		wait = quiet
+	}
+	if wait == 0 || !f.heldSince.IsZero() && now.Sub(f.heldSince) > holdAtMost {
+		f.heldSince = time.Time{}
+		return 0
+	}
+	if f.heldSince.IsZero() {
+		f.heldSince = now
+	}
+	return wait
 }
 
 // signatureOf takes what the kernel tells of a file's identity and its last change.

@@ -272,7 +272,7 @@ func TestOddDocumentsAreReportedAndTheRestIsUsed(t *testing.T) {
 			"apiVersion: v1\nkind: Service\nmetadata: {name: \"a\\\" -j DROP\"}\nspec: {clusterIP: 10.96.0.1}\n",
 			[]string{`delete service default/a" -j DROP []`, "error Service InvalidName: "},
 		},
-		"empty file": {"", nil},
+		"empty file":    {"", nil},
 		"only comments": {"# nothing\n---\n# here\n", nil},
 	}
 	for name, tc := range tests {
