@@ -131,7 +131,7 @@ func (o Options) fixed(c *forward.Context, compact bool) map[chainID]body {
 		{tableFilter, chainForward}:  bodyOf(fwd...),
 	}
 	if c.NodePorts.Loopback {
-		out[chainID{tableFilter, chainLocalnet}] = bodyOf("! -s 127.0.0.0/8 -d 127.0.0.0/8 " +
+		out[chainID{tableFilter, chainLocalnet}] = bodyOf("! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo " +
 			comment("block incoming localnet connections") + "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP")
 	}
 	return out

@@ -29,6 +29,8 @@ type tracer struct {
 	opt     Options
 	ctx     *forward.Context
 	packet  forward.Packet
+	// in is the interface that the packet came in on, as the present built-in chain sees it.
+	in string
 }
 
 // A way is a packet somewhere on its way: what was done to it, and the objects it met, the last one first.
@@ -61,7 +63,7 @@ func (w way) met(where, what string) way {
 }
 
 func trace(p Program, opt Options, c *forward.Context, packet forward.Packet) (backend.Trace, error) {
-	t := tracer{program: p, opt: opt, ctx: c, packet: packet}
+	t := tracer{program: p, opt: opt, ctx: c, packet: packet, in: packet.In}
 	hook := "PREROUTING"
 	if packet.In == "" {
 		hook = "OUTPUT"
@@ -95,6 +97,10 @@ func (t *tracer) filterAndPost(w way) ([]way, error) {
 	}
 	ways := []way{w}
 	for _, hook := range hooks {
+		t.in = t.packet.In
+		if hook == "INPUT" && t.in == "" {
+			t.in = "lo" // the machine's own packets to itself come in there
+		}
 		var err error
 		if ways, err = t.base(tableFilter, hook, ways); err != nil {
 			return nil, err
@@ -270,7 +276,7 @@ func (t *tracer) local(a netip.Addr) bool {
 // matches tells whether a rule takes a packet; with chance it may or may not.
 func (t *tracer) matches(r *xtables.Rule, w way) (hit, chance bool, err error) {
 	if !addrMatches(r.Src, t.packet.Src.Addr()) || !addrMatches(r.Dst, w.dst.Addr()) ||
-		r.In.Name != "" && interfaceMatches(r.In.Name, t.packet.In) == r.In.Not ||
+		r.In.Name != "" && interfaceMatches(r.In.Name, t.in) == r.In.Not ||
 		r.Proto != "" && (r.Proto == t.packet.Proto.String()) == r.ProtoNot {
 		return false, false, nil
 	}
