@@ -117,49 +117,43 @@ func (d difference) filterChange(c change, natChanges bool, first, last *section
 // chains that nothing refers to any more.
 func (d difference) natSections(batch int) (early []section, main section, late []section) {
 	var fresh, gone [ranks][]change
-	count := 0
 	for _, c := range d.changes {
-		if c.id.table != tableNAT {
-			continue
-		}
-		count++
 		rank := rankOf(c.id.name)
 		switch {
-		case batch == 0 || rank == rankMain:
-			main.chain(c.id, c.new, d.pinned[c.id])
-		case !c.old.present:
+		case c.id.table != tableNAT:
+		case rank < rankMain && !c.old.present:
 			fresh[rank] = append(fresh[rank], c)
-		case !c.new.present:
+		case rank < rankMain && !c.new.present:
 			gone[rank] = append(gone[rank], c)
 		default:
 			main.chain(c.id, c.new, d.pinned[c.id])
 		}
 	}
-	if batch == 0 || count <= batch { // not worth more than one section
-		for rank := range ranks {
-			for _, c := range append(fresh[rank], gone[rank]...) {
-				main.chain(c.id, c.new, d.pinned[c.id])
-			}
+	if batch == 0 || len(d.changes) <= batch { // not worth more than one section
+		for _, c := range slices.Concat(slices.Concat(fresh[:]...), slices.Concat(gone[:]...)) {
+			main.chain(c.id, c.new, d.pinned[c.id])
 		}
 		return nil, main, nil
 	}
-	size := func(rank int) int {
-		if rank == rankGroup { // groups refer to each other
-			return max(batch, len(fresh[rank]), len(gone[rank]))
-		}
-		return batch
+	for rank, changes := range fresh {
+		early = append(early, d.split(rank, batch, changes)...)
 	}
-	for rank := range ranks {
-		for part := range slices.Chunk(fresh[rank], size(rank)) {
-			early = append(early, d.sectionOf(part))
-		}
-	}
-	for rank := ranks - 1; rank >= 0; rank-- {
-		for part := range slices.Chunk(gone[rank], size(rank)) {
-			late = append(late, d.sectionOf(part))
-		}
+	for rank, changes := range slices.Backward(gone[:]) {
+		late = append(late, d.split(rank, batch, changes)...)
 	}
 	return early, main, late
+}
+
+// split puts changes of one rank into sections.
+func (d difference) split(rank, batch int, changes []change) []section {
+	if rank == rankGroup { // groups refer to each other
+		batch = max(batch, len(changes))
+	}
+	var out []section
+	for part := range slices.Chunk(changes, batch) {
+		out = append(out, d.sectionOf(part))
+	}
+	return out
 }
 
 func (d difference) sectionOf(changes []change) section {

@@ -55,7 +55,7 @@ func (f forest) find(tb testing.TB, family model.Family, root string, k forward.
 
 func ruleFor(k forward.Key, target string) string {
 	r := renderer{port: &forward.Port{Name: forward.PortName{Proto: k.Proto}}, proto: k.Proto.String()}
-	return r.at(&forward.Frontend{Addr: k.Addr, Port: k.Port}, "x", "", "-j "+target)
+	return r.at(&forward.Frontend{Addr: k.Addr, Port: k.Port}, "x", "-j "+target)
 }
 
 func TestUpToFiftyFrontendsStandInTheRootChain(t *testing.T) {

@@ -95,13 +95,13 @@ func (r *renderer) key(f *forward.Frontend) forward.Key {
 	return forward.Key{Addr: f.Addr, Port: f.Port, Proto: r.port.Name.Proto}
 }
 
-// at gives a rule for packets to a frontend, with a comment and what stands between it and the port match.
-func (r *renderer) at(f *forward.Frontend, text, extra, target string) string {
+// at gives a rule for packets to a frontend.
+func (r *renderer) at(f *forward.Frontend, text, target string) string {
 	rule := ""
 	if f.Addr.IsValid() {
 		rule = "-d " + host(f.Addr) + " "
 	}
-	return rule + "-p " + r.proto + " " + comment(text) + extra + "-m " + r.proto + " --dport " +
+	return rule + "-p " + r.proto + " " + comment(text) + "-m " + r.proto + " --dport " +
 		strconv.Itoa(int(f.Port)) + " " + target
 }
 
@@ -129,7 +129,7 @@ func (r *renderer) clusterIP(f *forward.Frontend) error {
 			return fmt.Errorf("cluster IP %s: refused for some clients only", f.Addr)
 		}
 		text, target := r.refusal(last)
-		r.place(treeRefused, r.key(f), r.at(f, text, "", target))
+		r.place(treeRefused, r.key(f), r.at(f, text, target))
 		return nil
 	}
 	masq, err := r.clusterIPMasquerade(f)
@@ -137,7 +137,7 @@ func (r *renderer) clusterIP(f *forward.Frontend) error {
 		return err
 	}
 	chain := poolChain(r.port.Name, last.Pool)
-	r.place(treeServices, r.key(f), r.at(f, r.name+" cluster IP", "", "-j "+chain))
+	r.place(treeServices, r.key(f), r.at(f, r.name+" cluster IP", "-j "+chain))
 	if masq != "" {
 		r.add(chain, masq)
 	}
@@ -182,7 +182,7 @@ func (r *renderer) external(f *forward.Frontend) error {
 	}
 	if last.Do != forward.Forward {
 		text, target := r.refusal(last)
-		r.place(refusedTree, r.key(f), r.at(f, text, "", target))
+		r.place(refusedTree, r.key(f), r.at(f, text, target))
 		if len(f.Routes) == 1 && last.Do == forward.Reject {
 			return nil
 		}
@@ -193,10 +193,10 @@ func (r *renderer) external(f *forward.Frontend) error {
 	}
 	if f.Filtered {
 		fw := r.firewallChain(f, ext)
-		r.place(treeFirewall, r.key(f), r.at(f, r.name+" traffic not accepted by "+fw, "", "-j DROP"))
+		r.place(treeFirewall, r.key(f), r.at(f, r.name+" traffic not accepted by "+fw, "-j DROP"))
 		ext = fw
 	}
-	r.place(tree, r.key(f), r.at(f, r.name+label, "", "-j "+ext))
+	r.place(tree, r.key(f), r.at(f, r.name+label, "-j "+ext))
 	return nil
 }
 

@@ -20,7 +20,9 @@ func (b *Backend) Trace(p forward.Packet) (backend.Trace, error) {
 
 // Trace follows a packet through the tables as they were read from the kernel. Of c it needs the host's addresses.
 func (o *Observation) Trace(c *forward.Context, p forward.Packet) (backend.Trace, error) {
-	return trace(Program{chains: o.chains, jumps: o.jumps}, o.opt, c, p)
+	jumps := slices.Clone(o.jumps)
+	slices.Reverse(jumps) // they were read from the top, and a program has them in the order of prepending
+	return trace(Program{chains: o.chains, jumps: jumps}, o.opt, c, p)
 }
 
 // tracer holds what does not change along the way.
@@ -114,35 +116,40 @@ func (t *tracer) filterAndPost(w way) ([]way, error) {
 
 // base takes packets through our jumps of one built-in chain.
 func (t *tracer) base(table, from string, ways []way) ([]way, error) {
-	var err error
 	ways = slices.Clone(ways)
 	for i := range ways {
 		if ways[i].verdict == forward.Forward { // what one built-in chain accepted the next one still sees
 			ways[i].verdict = forward.Pass
 		}
 	}
-	for i := len(t.program.jumps) - 1; i >= 0; i-- { // the last one that was prepended stands first
-		j := t.program.jumps[i]
+	for _, j := range slices.Backward(t.program.jumps) { // the last one that was prepended stands first
 		if j.table != table || j.from != from {
 			continue
 		}
 		var next []way
 		for _, w := range ways {
-			if w.verdict != forward.Pass || table == tableNAT && (w.dnat && from != "POSTROUTING" || w.snat) {
-				next = append(next, w)
-				continue
-			}
-			var out []ending
-			if out, err = t.rule(table, from, j.rule, w); err != nil {
+			out, err := t.jump(j, w)
+			if err != nil {
 				return nil, err
 			}
-			for _, e := range out {
-				next = append(next, e.way)
-			}
+			next = append(next, out...)
 		}
 		ways = next
 	}
 	return ways, nil
+}
+
+// jump takes a packet through one rule of a built-in chain, unless its fate in this chain is settled.
+func (t *tracer) jump(j jump, w way) ([]way, error) {
+	if w.verdict != forward.Pass || j.table == tableNAT && (w.dnat && j.from != "POSTROUTING" || w.snat) {
+		return []way{w}, nil
+	}
+	endings, err := t.rule(j.table, j.from, j.rule, w)
+	out := make([]way, len(endings))
+	for i, e := range endings {
+		out[i] = e.way
+	}
+	return out, err
 }
 
 // An ending is a way that came to the end of a rule or a chain; final tells that no further rule sees it.
@@ -350,7 +357,10 @@ func (t *tracer) option(module string, o xtables.Option, w way) (bool, error) {
 		if masked && err == nil {
 			mask, err = strconv.ParseUint(m, 0, 32)
 		}
-		return uint64(w.mark)&mask == want, err
+		if err != nil {
+			return false, fmt.Errorf("mark %q is not a number", value)
+		}
+		return uint64(w.mark)&mask == want, nil
 	case "conntrack--ctstate":
 		states := strings.Split(value, ",")
 		return slices.Contains(states, "NEW") || w.dnat && slices.Contains(states, "DNAT"), nil
