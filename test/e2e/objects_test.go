@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -110,16 +111,22 @@ func endpoint(addr, node string) discoveryv1.Endpoint {
 // write puts objects into a file of the directory that the daemons read.
 func (s *site) write(file string, objects ...any) {
 	s.t.Helper()
+	s.writeText(file, marshal(s.t, objects...))
+}
+
+// marshal gives objects as the documents of a file.
+func marshal(t *testing.T, objects ...any) string {
+	t.Helper()
 	var text bytes.Buffer
 	for _, o := range objects {
 		one, err := yaml.Marshal(o)
 		if err != nil {
-			s.t.Fatal(err)
+			t.Fatal(err)
 		}
 		text.WriteString("---\n")
 		text.Write(one)
 	}
-	s.writeText(file, text.String())
+	return text.String()
 }
 
 // writeText replaces a file in one step, as careful programs do.
