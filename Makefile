@@ -1,0 +1,102 @@
+# Each target is one command that can also be typed by hand. "make help" lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := help
+
+GO      ?= go
+MODE    ?= iptables
+FUZZTIME ?= 60s
+N       ?= 500
+P       ?= ./...
+B       ?= .
+BASE    ?= main
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LINT    := $(GO) tool -modfile=tools/go.mod golangci-lint
+LDFLAGS := -s -w -X main.version=$(VERSION)
+# What needs root, or a user namespace of its own.
+NETNS_PACKAGES := ./test/netns/... ./test/demo/... ./internal/kernel/... ./internal/backend/... ./internal/cli/...
+# Packages with files that a test can write anew.
+GOLDEN_PACKAGES = $(shell grep -rl --include='*_test.go' TURNOUT_UPDATE_GOLDEN . | xargs -r -n1 dirname | sort -u)
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@echo
+	@echo 'Variables: MODE=$(MODE) FUZZTIME=$(FUZZTIME) N=$(N) P=package T=test B=benchmark BASE=$(BASE)'
+
+.PHONY: build
+build: ## Build bin/turnout
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/turnout ./cmd/turnout
+
+.PHONY: demo
+demo: build ## Show a small cluster with traffic on this machine, in less than a minute (root; MODE=iptables)
+	@$(GO) build -o bin/demo ./test/demo
+	@bin/demo -turnout bin/turnout -mode '$(MODE)'
+
+.PHONY: test
+test: ## Everything: lint, all tests with the race detector, a short fuzz; says what could not run
+	@status=0; \
+	$(MAKE) --no-print-directory lint || { echo 'make lint: failed'; status=1; }; \
+	$(MAKE) --no-print-directory fuzz FUZZTIME=5s || { echo 'make fuzz: failed'; status=1; }; \
+	$(GO) test -json -race -shuffle=on -timeout 30m ./... | $(GO) run ./test/report || status=1; \
+	if [ "$$(id -u)" != 0 ]; then echo 'Not root: to run the tests with namespaces too: sudo make test'; fi; \
+	exit $$status
+
+.PHONY: test-unit
+test-unit: ## The tests of the product's packages, with the race detector
+	$(GO) test -race -shuffle=on ./cmd/... ./internal/...
+
+.PHONY: test-netns
+test-netns: ## The tests that need network namespaces, as root or in a user namespace
+	@run=; if [ "$$(id -u)" != 0 ]; then run='unshare -rn'; fi; \
+	$$run $(GO) test -shuffle=on $(NETNS_PACKAGES)
+
+.PHONY: test-cluster
+test-cluster: cluster-tools ## The tests against a real API server
+	TURNOUT_REQUIRE_CLUSTER=1 $(GO) test ./test/cluster/...
+
+.PHONY: cluster-tools
+cluster-tools: ## Build kube-apiserver for the tests (5 minutes, once; kept in the user's cache directory)
+	$(GO) run ./test/cluster/cmd/apiserver-build
+
+.PHONY: golden
+golden: ## Write the expected outputs anew and show what changed
+	TURNOUT_UPDATE_GOLDEN=1 $(GO) test $(GOLDEN_PACKAGES)
+	git --no-pager diff --stat -- '*/testdata/*'
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME
+	@tools/fuzz.sh '$(FUZZTIME)'
+
+.PHONY: stress
+stress: ## Run the test T of package P N times
+	@test -n '$(T)' || { echo 'make stress T=TestName [P=./internal/loop] [N=500]'; exit 2; }
+	$(GO) test -run '^$(T)$$' -count='$(N)' -failfast -timeout 60m $(P)
+
+.PHONY: bench
+bench: ## Run the benchmarks that match B
+	$(GO) test -run '^$$' -bench '$(B)' -benchmem ./internal/...
+
+.PHONY: bench-compare
+bench-compare: ## Compare the benchmarks that match B with those of the commit BASE, ten runs each
+	@tools/bench-compare.sh '$(BASE)' '$(B)'
+
+.PHONY: lint
+lint: ## Run the linters
+	$(LINT) run ./...
+
+.PHONY: fmt
+fmt: ## Format the code
+	$(LINT) fmt ./...
+
+.PHONY: verify
+verify: ## What must hold before a commit is pushed: formatted, vetted, tidy, nothing left over
+	$(LINT) fmt --diff ./...
+	$(GO) vet ./...
+	$(GO) mod tidy -diff
+	@test -z "$$(git status --porcelain)" || { git status --short; echo 'the work tree is not clean'; exit 1; }
+
+.PHONY: clean
+clean: ## Remove what was built here
+	rm -rf bin
