@@ -54,11 +54,11 @@ port net/web/tcp
   cluster 10.60.2.9:5353
 `
 
-func parse(t testing.TB, text string) *forward.Table {
-	t.Helper()
+func parse(tb testing.TB, text string) *forward.Table {
+	tb.Helper()
 	tbl, err := forward.Parse(strings.NewReader(text))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return tbl
 }
@@ -76,39 +76,40 @@ func flow(proto model.Protocol, dst, replies string) Flow {
 }
 
 func TestStaleFlows(t *testing.T) {
+	const udp, tcp, sctp = model.UDP, model.TCP, model.SCTP
 	tests := map[string]struct {
 		flow Flow
 		want bool
 	}{
-		"to a cluster IP, from a removed endpoint":                  {flow(model.UDP, "10.70.0.53:53", "10.60.1.11:5353"), true},
-		"to an external IP, from a removed endpoint":                {flow(model.UDP, "203.0.113.53:53", "10.60.1.11:5353"), true},
-		"to a load balancer address, from a removed endpoint":       {flow(model.UDP, "192.0.2.20:53", "10.60.1.11:5353"), true},
-		"to a node port, from a removed endpoint":                   {flow(model.UDP, "10.20.0.11:30053", "10.60.1.11:5353"), true},
-		"to a node port on another address, from a removed one":     {flow(model.UDP, "192.168.7.1:30053", "10.60.1.11:5353"), true},
-		"to a cluster IP, from a chosen endpoint":                   {flow(model.UDP, "10.70.0.53:53", "10.60.2.9:5353"), false},
-		"to a cluster IP, from one that serves but is not chosen":   {flow(model.UDP, "10.70.0.53:53", "10.60.1.7:5353"), false},
-		"to a node port, from one that serves but is not chosen":    {flow(model.UDP, "10.20.0.11:30053", "10.60.1.7:5353"), false},
-		"to a cluster IP, from another port of a serving pod":       {flow(model.UDP, "10.70.0.53:53", "10.60.2.9:5354"), true},
-		"to a cluster IP, from an endpoint of another Service":      {flow(model.UDP, "10.70.0.53:53", "10.60.3.3:30053"), true},
-		"untranslated to a cluster IP":                              {flow(model.UDP, "10.70.0.53:53", "10.70.0.53:53"), true},
-		"untranslated to a node port":                               {flow(model.UDP, "10.20.0.11:30053", "10.20.0.11:30053"), true},
-		"untranslated to a frontend that rejects":                   {flow(model.UDP, "10.70.0.99:53", "10.70.0.99:53"), true},
-		"translated, to a frontend that rejects by now":             {flow(model.UDP, "10.70.0.99:53", "10.60.1.11:5353"), true},
-		"untranslated to a node port that rejects":                  {flow(model.UDP, "10.20.0.11:30099", "10.20.0.11:30099"), true},
-		"to a node port's number at another machine":                {flow(model.UDP, "198.51.100.4:30053", "198.51.100.4:30053"), false},
-		"to a rejecting node port's number at another machine":      {flow(model.UDP, "198.51.100.4:30099", "198.51.100.4:30099"), false},
-		"to a node port's number at another Service, well led":      {flow(model.UDP, "10.70.0.77:30053", "10.60.3.3:30053"), false},
-		"to a node port's number at another Service, astray":        {flow(model.UDP, "10.70.0.77:30053", "10.60.2.9:5353"), true},
-		"to a node port at a loopback address that is not in scope": {flow(model.UDP, "127.0.0.1:30053", "127.0.0.1:30053"), false},
-		"to another port of a cluster IP":                           {flow(model.UDP, "10.70.0.53:54", "10.70.0.53:54"), false},
-		"to an address of no Service":                               {flow(model.UDP, "8.8.8.8:53", "8.8.8.8:53"), false},
-		"to the endpoint itself":                                    {flow(model.UDP, "10.60.1.11:5353", "10.60.1.11:5353"), false},
-		"of SCTP, from a removed endpoint":                          {flow(model.SCTP, "10.70.0.36:36412", "10.60.1.11:36412"), true},
-		"of SCTP, from a serving endpoint":                          {flow(model.SCTP, "10.70.0.36:36412", "10.60.2.9:36412"), false},
-		"of SCTP, to a UDP frontend's address":                      {flow(model.SCTP, "10.70.0.53:53", "10.60.1.11:5353"), false},
-		"of TCP, from a removed endpoint":                           {flow(model.TCP, "10.70.0.53:53", "10.60.1.11:5353"), false},
-		"of TCP, untranslated":                                      {flow(model.TCP, "10.70.0.53:53", "10.70.0.53:53"), false},
-		"of the other family":                                       {flow(model.UDP, "[fd00::53]:53", "[fd00::9]:53"), false},
+		"to a cluster IP, from a removed endpoint":                  {flow(udp, "10.70.0.53:53", "10.60.1.11:5353"), true},
+		"to an external IP, from a removed endpoint":                {flow(udp, "203.0.113.53:53", "10.60.1.11:5353"), true},
+		"to a load balancer address, from a removed endpoint":       {flow(udp, "192.0.2.20:53", "10.60.1.11:5353"), true},
+		"to a node port, from a removed endpoint":                   {flow(udp, "10.20.0.11:30053", "10.60.1.11:5353"), true},
+		"to a node port on another address, from a removed one":     {flow(udp, "192.168.7.1:30053", "10.60.1.11:5353"), true},
+		"to a cluster IP, from a chosen endpoint":                   {flow(udp, "10.70.0.53:53", "10.60.2.9:5353"), false},
+		"to a cluster IP, from one that serves but is not chosen":   {flow(udp, "10.70.0.53:53", "10.60.1.7:5353"), false},
+		"to a node port, from one that serves but is not chosen":    {flow(udp, "10.20.0.11:30053", "10.60.1.7:5353"), false},
+		"to a cluster IP, from another port of a serving pod":       {flow(udp, "10.70.0.53:53", "10.60.2.9:5354"), true},
+		"to a cluster IP, from an endpoint of another Service":      {flow(udp, "10.70.0.53:53", "10.60.3.3:30053"), true},
+		"untranslated to a cluster IP":                              {flow(udp, "10.70.0.53:53", "10.70.0.53:53"), true},
+		"untranslated to a node port":                               {flow(udp, "10.20.0.11:30053", "10.20.0.11:30053"), true},
+		"untranslated to a frontend that rejects":                   {flow(udp, "10.70.0.99:53", "10.70.0.99:53"), true},
+		"translated, to a frontend that rejects by now":             {flow(udp, "10.70.0.99:53", "10.60.1.11:5353"), true},
+		"untranslated to a node port that rejects":                  {flow(udp, "10.20.0.11:30099", "10.20.0.11:30099"), true},
+		"to a node port's number at another machine":                {flow(udp, "198.51.100.4:30053", "198.51.100.4:30053"), false},
+		"to a rejecting node port's number at another machine":      {flow(udp, "198.51.100.4:30099", "198.51.100.4:30099"), false},
+		"to a node port's number at another Service, well led":      {flow(udp, "10.70.0.77:30053", "10.60.3.3:30053"), false},
+		"to a node port's number at another Service, astray":        {flow(udp, "10.70.0.77:30053", "10.60.2.9:5353"), true},
+		"to a node port at a loopback address that is not in scope": {flow(udp, "127.0.0.1:30053", "127.0.0.1:30053"), false},
+		"to another port of a cluster IP":                           {flow(udp, "10.70.0.53:54", "10.70.0.53:54"), false},
+		"to an address of no Service":                               {flow(udp, "8.8.8.8:53", "8.8.8.8:53"), false},
+		"to the endpoint itself":                                    {flow(udp, "10.60.1.11:5353", "10.60.1.11:5353"), false},
+		"of SCTP, from a removed endpoint":                          {flow(sctp, "10.70.0.36:36412", "10.60.1.11:36412"), true},
+		"of SCTP, from a serving endpoint":                          {flow(sctp, "10.70.0.36:36412", "10.60.2.9:36412"), false},
+		"of SCTP, to a UDP frontend's address":                      {flow(sctp, "10.70.0.53:53", "10.60.1.11:5353"), false},
+		"of TCP, from a removed endpoint":                           {flow(tcp, "10.70.0.53:53", "10.60.1.11:5353"), false},
+		"of TCP, untranslated":                                      {flow(tcp, "10.70.0.53:53", "10.70.0.53:53"), false},
+		"of the other family":                                       {flow(udp, "[fd00::53]:53", "[fd00::9]:53"), false},
 	}
 	tbl := parse(t, table)
 	for name, tc := range tests {
@@ -266,7 +267,8 @@ func big(tb testing.TB, n, flows int) (*forward.Table, []Flow) {
 		return netip.AddrFrom4([4]byte{first, byte(i >> 16), byte(i >> 8), byte(i)})
 	}
 	for i := range n {
-		fmt.Fprintf(&b, "port ns/svc-%06d/udp\n  frontend cluster-ip %s:53\n    from any forward cluster snat=hairpin\n  cluster", i, addr(10, i))
+		fmt.Fprintf(&b, "port ns/svc-%06d/udp\n  frontend cluster-ip %s:53\n", i, addr(10, i))
+		b.WriteString("    from any forward cluster snat=hairpin\n  cluster")
 		eps := make([]string, 0, 10)
 		for e := range 10 {
 			eps = append(eps, netip.AddrPortFrom(addr(11, i*10+e), 53).String())
@@ -278,8 +280,9 @@ func big(tb testing.TB, n, flows int) (*forward.Table, []Flow) {
 	for i := range flows {
 		svc := i % n
 		f := Flow{
-			Proto:   model.UDP,
-			OrigSrc: netip.AddrPortFrom(addr(12, i/50000), uint16(i%50000)+1), OrigDst: netip.AddrPortFrom(addr(10, svc), 53),
+			Proto:    model.UDP,
+			OrigSrc:  netip.AddrPortFrom(addr(12, i/50000), uint16(i%50000)+1),
+			OrigDst:  netip.AddrPortFrom(addr(10, svc), 53),
 			ReplySrc: netip.AddrPortFrom(addr(11, svc*10+i%10), 53),
 		}
 		switch i % 4 {

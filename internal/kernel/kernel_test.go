@@ -15,7 +15,9 @@ func TestAStepErrorTellsWhatWasTriedWhereAndWhyNot(t *testing.T) {
 		want string
 	}{
 		"all that can be known": {
-			StepError{Op: "restore", Object: "table nat", Line: 3, Text: "-A X", Reason: "no chain X", Class: ErrInvalid, Err: io.EOF},
+			StepError{
+				Op: "restore", Object: "table nat", Line: 3, Text: "-A X", Reason: "no chain X", Class: ErrInvalid, Err: io.EOF,
+			},
 			`restore table nat, line 3 "-A X": no chain X`,
 		},
 		"only a cause":           {StepError{Op: "list", Object: "flows", Err: io.EOF, Class: ErrBusy}, "list flows: EOF"},

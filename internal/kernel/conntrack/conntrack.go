@@ -51,12 +51,12 @@ func forget(
 				return len(gone) < limit
 			})
 			if err != nil {
-				return deleted, err //nolint:wrapcheck // a *StepError says what was listed
+				return deleted, err
 			}
 			n, err := t.Delete(ctx, gone)
 			deleted += n
 			if err != nil {
-				return deleted, err //nolint:wrapcheck // a *StepError says what was deleted
+				return deleted, err
 			}
 			// A portion of which nothing was there any more must not be listed for ever.
 			more = len(gone) == limit && n > 0

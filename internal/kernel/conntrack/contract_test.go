@@ -21,7 +21,7 @@ import (
 // A world is an empty table and a way to put entries into it. It belongs to the test that opened it.
 type world struct {
 	Table
-	add func(t testing.TB, flows ...flow.Flow)
+	add func(tb testing.TB, flows ...flow.Flow)
 }
 
 func TestFakeKeepsTheContract(t *testing.T) {
@@ -33,17 +33,18 @@ func TestFakeKeepsTheContract(t *testing.T) {
 
 func TestKernelKeepsTheContract(t *testing.T) {
 	testContract(t, func(t *testing.T) world {
+		t.Helper()
 		kerneltest.Isolate(t)
 		return world{Kernel{}, create}
 	})
 }
 
 // create makes entries in the kernel, several to a system call.
-func create(t testing.TB, flows ...flow.Flow) {
-	t.Helper()
+func create(tb testing.TB, flows ...flow.Flow) {
+	tb.Helper()
 	s, err := dial()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer s.close()
 	const some = 200
@@ -57,12 +58,12 @@ func create(t testing.TB, flows ...flow.Flow) {
 			w.create(uint32(i+1), f, flags)
 		}
 		if err := s.send(w.buf); err != nil {
-			t.Fatalf("create %d entries: %v", len(part), err)
+			tb.Fatalf("create %d entries: %v", len(part), err)
 		}
 		for done := false; !done; {
 			done, err = s.receive(func(m message) (bool, error) { return int(m.seq) == len(part), m.failure() })
 			if err != nil {
-				t.Fatalf("create %d entries: %v", len(part), err)
+				tb.Fatalf("create %d entries: %v", len(part), err)
 			}
 		}
 	}
@@ -170,6 +171,7 @@ func testContract(t *testing.T, open func(*testing.T) world) {
 }
 
 func testList(t *testing.T, w world) {
+	t.Helper()
 	all := some()
 	w.add(t, all...)
 	for _, tc := range []struct {
@@ -196,6 +198,7 @@ func testList(t *testing.T, w world) {
 }
 
 func testStop(t *testing.T, w world) {
+	t.Helper()
 	w.add(t, some()...)
 	calls := 0
 	err := w.List(t.Context(), model.IPv4, model.UDP, func(flow.Flow) bool {
@@ -208,6 +211,7 @@ func testStop(t *testing.T, w world) {
 }
 
 func testDelete(t *testing.T, w world) {
+	t.Helper()
 	all := some()
 	w.add(t, all...)
 	var gone []flow.Flow
@@ -225,7 +229,9 @@ func testDelete(t *testing.T, w world) {
 		proto  model.Protocol
 		want   []flow.Flow
 	}{
-		{model.IPv4, model.UDP, all[1:3]}, {model.IPv4, model.TCP, all[4:5]}, {model.IPv4, model.SCTP, all[5:6]},
+		{model.IPv4, model.UDP, all[1:3]},
+		{model.IPv4, model.TCP, all[4:5]},
+		{model.IPv4, model.SCTP, all[5:6]},
 		{model.IPv6, model.UDP, all[7:8]},
 	} {
 		if d := diff(tc.want, listed(t, w, tc.family, tc.proto)); d != "" {
@@ -235,6 +241,7 @@ func testDelete(t *testing.T, w world) {
 }
 
 func testReplaced(t *testing.T, w world) {
+	t.Helper()
 	w.add(t, some()[0])
 	old := listed(t, w, model.IPv4, model.UDP)
 	if n, err := w.Delete(t.Context(), old); err != nil || n != 1 {
@@ -260,6 +267,7 @@ func testReplaced(t *testing.T, w world) {
 }
 
 func testGone(t *testing.T, w world) {
+	t.Helper()
 	if n, err := w.Delete(t.Context(), nil); err != nil || n != 0 {
 		t.Errorf("of nothing: deleted %d, error %v; want 0 and none", n, err)
 	}
@@ -270,6 +278,7 @@ func testGone(t *testing.T, w world) {
 }
 
 func testBad(t *testing.T, w world) {
+	t.Helper()
 	all := some()
 	w.add(t, all...)
 	bad := all[0]
@@ -302,6 +311,7 @@ func lots(n int) []flow.Flow {
 func odd(f flow.Flow) bool { return f.ReplySrc.Addr().As4()[3] == 1 }
 
 func testMany(t *testing.T, w world) {
+	t.Helper()
 	const n = 10*batch + 7
 	w.add(t, lots(n)...)
 	got := listed(t, w, model.IPv4, model.UDP)
@@ -323,6 +333,7 @@ func testMany(t *testing.T, w world) {
 }
 
 func testForget(t *testing.T, w world) {
+	t.Helper()
 	w.add(t, lots(1001)...)
 	w.add(t, some()[4:]...)
 	stale := func(f flow.Flow) bool { return f.Proto == model.SCTP || odd(f) }
@@ -347,6 +358,7 @@ func testForget(t *testing.T, w world) {
 }
 
 func testStopped(t *testing.T, w world) {
+	t.Helper()
 	w.add(t, some()...)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

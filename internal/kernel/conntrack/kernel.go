@@ -264,7 +264,7 @@ func (m message) failure() error {
 		return nil
 	}
 	if code := int32(binary.NativeEndian.Uint32(m.data)); code < 0 {
-		return unix.Errno(-code)
+		return unix.Errno(-code) //nolint:wrapcheck // the caller's StepError names the operation
 	}
 	return nil
 }

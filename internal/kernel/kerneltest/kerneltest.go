@@ -15,21 +15,21 @@ import (
 //
 // The namespace belongs to the calling goroutine's thread, and to the processes that it starts: a goroutine or a
 // subtest that needs it must call Isolate itself, or be given what was opened inside. The thread ends with the test.
-func Isolate(t testing.TB) {
-	t.Helper()
+func Isolate(tb testing.TB) {
+	tb.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root for a network namespace of its own: run as root, or under `unshare -rn`")
+		tb.Skip("needs root for a network namespace of its own: run as root, or under `unshare -rn`")
 	}
 	// Never unlocked: the runtime ends a thread whose goroutine ends locked to it, and with it goes the namespace.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v", err)
+		tb.Fatalf("make a network namespace: %v", err)
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
-		t.Fatalf("find the loopback interface: %v", err)
+		tb.Fatalf("find the loopback interface: %v", err)
 	}
 	if err := netlink.LinkSetUp(lo); err != nil {
-		t.Fatalf("set the loopback interface up: %v", err)
+		tb.Fatalf("set the loopback interface up: %v", err)
 	}
 }

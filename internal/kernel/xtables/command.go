@@ -40,10 +40,10 @@ var _ Tables = (*Command)(nil)
 // Open finds the tools of a flavour: by the flavour's own names first (iptables-legacy-restore), then by the plain
 // names if these are of the flavour. It fails with class ErrUnsupported if there are none.
 func Open(family model.Family, flavour Flavour) (*Command, error) {
-	return open(family, flavour, searchPath())
+	return open(context.Background(), family, flavour, searchPath())
 }
 
-func open(family model.Family, flavour Flavour, dirs []string) (*Command, error) {
+func open(ctx context.Context, family model.Family, flavour Flavour, dirs []string) (*Command, error) {
 	base := program(family)
 	var seen []string
 	for _, name := range []string{base + "-" + string(flavour), base} {
@@ -51,7 +51,7 @@ func open(family model.Family, flavour Flavour, dirs []string) (*Command, error)
 		if restore == "" || save == "" {
 			continue
 		}
-		has, version, err := identify(restore)
+		has, version, err := identify(ctx, restore)
 		if err != nil {
 			seen = append(seen, fmt.Sprintf("%s: %v", restore, err))
 			continue
@@ -97,8 +97,8 @@ func find(dirs []string, name string) string {
 }
 
 // identify asks a tool for its flavour. Tools older than 1.8 name none; they are legacy.
-func identify(path string) (Flavour, string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+func identify(ctx context.Context, path string) (Flavour, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput()
 	version := strings.TrimSpace(string(out))

@@ -56,7 +56,7 @@ func TestOpenFindsTheToolsOfAFlavour(t *testing.T) {
 			for name, version := range tc.have {
 				tools(t, dir, name, version, "")
 			}
-			c, err := open(tc.family, tc.flavour, []string{dir})
+			c, err := open(t.Context(), tc.family, tc.flavour, []string{dir})
 			if err != nil {
 				if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), tc.want) {
 					t.Errorf("got %v, want one of class %v that says %q", err, ErrUnsupported, tc.want)
@@ -80,7 +80,7 @@ func TestAFileThatDoesNotRunIsNoTool(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := open(model.IPv4, Legacy, []string{dir}); !errors.Is(err, ErrUnsupported) {
+	if _, err := open(t.Context(), model.IPv4, Legacy, []string{dir}); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("got %v, want one of class %v", err, ErrUnsupported)
 	}
 }
@@ -169,7 +169,7 @@ func TestRefusalsNameTheLineTheReasonAndTheClass(t *testing.T) {
 			}
 			tools(t, dir, "iptables", map[Flavour]string{Legacy: "(legacy)", NFT: "(nf_tables)"}[tc.flavour],
 				fmt.Sprintf("cat %s/reply >&2; exit %d", dir, tc.status))
-			c, err := open(model.IPv4, tc.flavour, []string{dir})
+			c, err := open(t.Context(), model.IPv4, tc.flavour, []string{dir})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -181,7 +181,7 @@ func TestRefusalsNameTheLineTheReasonAndTheClass(t *testing.T) {
 				t.Errorf("message (-want +got):\n%s", diff)
 			}
 			for _, class := range []error{ErrBusy, ErrUnsupported, ErrConflict, ErrInvalid} {
-				if got := errors.Is(err, class); got != (class == tc.class) {
+				if got := errors.Is(err, class); got != errors.Is(tc.class, class) {
 					t.Errorf("is of class %v: %v", class, got)
 				}
 			}
@@ -192,7 +192,7 @@ func TestRefusalsNameTheLineTheReasonAndTheClass(t *testing.T) {
 func TestALongLineIsQuotedInPart(t *testing.T) {
 	dir := t.TempDir()
 	tools(t, dir, "iptables", "(legacy)", "echo 'iptables-restore: line 1 failed' >&2; exit 1")
-	c, err := open(model.IPv4, Legacy, []string{dir})
+	c, err := open(t.Context(), model.IPv4, Legacy, []string{dir})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func TestALongLineIsQuotedInPart(t *testing.T) {
 func TestWhatAToolSaysIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	tools(t, dir, "iptables", "(legacy)", "yes 'a line of noise' | head -c 3000000 >&2; exit 1")
-	c, err := open(model.IPv4, Legacy, []string{dir})
+	c, err := open(t.Context(), model.IPv4, Legacy, []string{dir})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func TestATableThatCannotBePrintedIsAConflict(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			tools(t, dir, "iptables", "(legacy)", "echo \"# Table \\`nat' is incompatible, use 'nft' tool.\" >&"+where)
-			c, err := open(model.IPv4, Legacy, []string{dir})
+			c, err := open(t.Context(), model.IPv4, Legacy, []string{dir})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -251,7 +251,7 @@ func TestAStoppedToolIsKilled(t *testing.T) {
 	}
 	// The child of the tool keeps its output open, which must not keep the call waiting for ever.
 	tools(t, dir, "iptables", "(legacy)", "sleep 60 & echo $! > "+fifo+"; wait")
-	c, err := open(model.IPv4, Legacy, []string{dir})
+	c, err := open(t.Context(), model.IPv4, Legacy, []string{dir})
 	if err != nil {
 		t.Fatal(err)
 	}

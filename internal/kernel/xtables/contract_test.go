@@ -19,13 +19,18 @@ type openFunc func(t *testing.T) Tables
 
 func TestFakeKeepsTheContract(t *testing.T) {
 	forEachKind(t, func(t *testing.T, family model.Family, flavour Flavour) {
+		t.Helper()
 		testContract(t, family, flavour, func(*testing.T) Tables { return NewFake(family, flavour) })
 	})
 }
 
 func TestKernelKeepsTheContract(t *testing.T) {
 	forEachKind(t, func(t *testing.T, family model.Family, flavour Flavour) {
-		testContract(t, family, flavour, func(t *testing.T) Tables { return openKernel(t, family, flavour) })
+		t.Helper()
+		testContract(t, family, flavour, func(t *testing.T) Tables {
+			t.Helper()
+			return openKernel(t, family, flavour)
+		})
 	})
 }
 
@@ -39,15 +44,15 @@ func forEachKind(t *testing.T, test func(*testing.T, model.Family, Flavour)) {
 }
 
 // openKernel gives the real tables of a new network namespace.
-func openKernel(t testing.TB, family model.Family, flavour Flavour) *Command {
-	t.Helper()
-	kerneltest.Isolate(t)
+func openKernel(tb testing.TB, family model.Family, flavour Flavour) *Command {
+	tb.Helper()
+	kerneltest.Isolate(tb)
 	c, err := Open(family, flavour)
 	if errors.Is(err, ErrUnsupported) {
-		t.Skipf("%v", err)
+		tb.Skipf("%v", err)
 	}
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return c
 }
@@ -391,7 +396,7 @@ func testRefusals(t *testing.T, family model.Family, flavour Flavour, open openF
 			restore(t, tables, before)
 			want := saved(t, tables, "nat")
 			err := tables.Restore(t.Context(), []byte(fill(family, payload)))
-			if _, real := tables.(*Command); real && flavour == NFT && laxNFT(name) {
+			if _, kernel := tables.(*Command); kernel && flavour == NFT && laxNFT(name) {
 				t.Skip("this flavour lets it pass")
 			}
 			if err == nil {

@@ -20,7 +20,7 @@ func Detect(ctx context.Context, family model.Family) (Flavour, string, error) {
 	var found []candidate
 	var missing []error
 	for _, flavour := range []Flavour{NFT, Legacy} {
-		c, err := Open(family, flavour)
+		c, err := open(ctx, family, flavour, searchPath())
 		if err != nil {
 			missing = append(missing, err)
 			continue
@@ -34,7 +34,7 @@ func Detect(ctx context.Context, family model.Family) (Flavour, string, error) {
 	}
 	var plain Flavour
 	if path := find(searchPath(), program(family)); path != "" {
-		plain, _, _ = identify(path) // what it says counts only if it can be read
+		plain, _, _ = identify(ctx, path) // what it says counts only if it can be read
 	}
 	return detect(ctx, found, plain)
 }
@@ -119,7 +119,7 @@ func most(seen []evidence, value func(evidence) int) int {
 func (e *evidence) take(ctx context.Context, tables Tables, table string) error {
 	text, err := tables.Save(ctx, table)
 	if err != nil {
-		return err //nolint:wrapcheck // a *StepError says what was read
+		return err
 	}
 	for line := range bytes.Lines(text) {
 		switch line[0] {
@@ -143,7 +143,7 @@ func (e *evidence) take(ctx context.Context, tables Tables, table string) error 
 // Supported tells whether the kernel takes NAT and filter rules of a family in a flavour: nil if so, an error of class
 // ErrUnsupported if not, any other if it could not be told. It may leave the empty tables nat and filter behind.
 func Supported(ctx context.Context, family model.Family, flavour Flavour) error {
-	c, err := Open(family, flavour)
+	c, err := open(ctx, family, flavour, searchPath())
 	if err != nil {
 		return err
 	}

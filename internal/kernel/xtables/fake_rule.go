@@ -120,8 +120,18 @@ func matchGrammar(module string) (grammar, bool) {
 		return grammar{options, []string{"--mode"}}, true
 	case "recent":
 		options := []syntax{
-			{"--set", 0}, {"--rcheck", 0}, {"--update", 0}, {"--remove", 0}, {"--seconds", 1}, {"--reap", 0}, {"--hitcount", 1},
-			{"--rttl", 0}, {"--name", 1}, {"--mask", 1}, {"--rsource", 0}, {"--rdest", 0},
+			{"--set", 0},
+			{"--rcheck", 0},
+			{"--update", 0},
+			{"--remove", 0},
+			{"--seconds", 1},
+			{"--reap", 0},
+			{"--hitcount", 1},
+			{"--rttl", 0},
+			{"--name", 1},
+			{"--mask", 1},
+			{"--rsource", 0},
+			{"--rdest", 0},
 		}
 		return grammar{options, []string{"--set", "--rcheck", "--update", "--remove"}}, true
 	case "bpf":

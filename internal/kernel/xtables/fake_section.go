@@ -68,7 +68,7 @@ func (s *section) declare(text string) error {
 	if err := chainName(name); err != nil {
 		return err
 	}
-	s.replace(name, nil)
+	s.empty(name)
 	return nil
 }
 
@@ -84,17 +84,14 @@ func chainName(name string) error {
 	return nil
 }
 
-// replace puts new rules into a chain, which is made if it is missing, and keeps the count of jumps right.
-func (s *section) replace(name string, rules []fakeRule) {
-	var policy string
+// empty makes a chain, or takes all of its rules out.
+func (s *section) empty(name string) {
+	policy := "-"
 	if old := s.chain(name); old != nil {
 		policy = old.policy
 		s.count(old.rules, -1)
-	} else {
-		policy = "-"
 	}
-	s.changed[name] = &fakeChain{policy: policy, rules: rules}
-	s.count(rules, +1)
+	s.changed[name] = &fakeChain{policy: policy}
 }
 
 func (s *section) count(rules []fakeRule, by int) {
@@ -139,7 +136,7 @@ func (s *section) command(line string) error {
 		if s.chain(name) != nil {
 			return refuse("chain %s already exists", name)
 		}
-		s.replace(name, nil)
+		s.empty(name)
 		return nil
 	case "-F", "--flush":
 		return s.flush(name)
@@ -154,14 +151,14 @@ func (s *section) command(line string) error {
 func (s *section) flush(name string) error {
 	if name == "" {
 		for _, n := range s.names() {
-			s.replace(n, nil)
+			s.empty(n)
 		}
 		return nil
 	}
 	if s.chain(name) == nil {
 		return refuse("no chain by the name %s", name)
 	}
-	s.replace(name, nil)
+	s.empty(name)
 	return nil
 }
 
@@ -218,41 +215,51 @@ func (s *section) edit(op, name, rest string) error {
 	if c == nil {
 		return refuse("no chain by the name %s", name)
 	}
-	at := 0
-	if op != "-A" && op != "--append" {
-		first, more, _ := strings.Cut(rest, " ")
-		if n, err := strconv.Atoi(first); err == nil {
-			if n < 1 || n > len(c.rules)+1 {
-				return refuse("index %d of chain %s is out of range", n, name)
-			}
-			at, rest = n-1, strings.TrimSpace(more)
-			if op == "-D" || op == "--delete" {
-				return s.deleteNumber(name, c, at)
-			}
-			if at > 0 && s.flavour == NFT && slices.ContainsFunc(c.rules, func(o fakeRule) bool { return s.fresh[o.rule] }) {
-				return refuse("iptables-nft gets the place of rule %d wrong after other rules were added to chain %s", n, name)
-			}
+	at := len(c.rules)
+	if op == "-I" || op == "--insert" {
+		at = 0
+	}
+	first, more, _ := strings.Cut(rest, " ")
+	n, err := strconv.Atoi(first)
+	numbered := err == nil && op != "-A" && op != "--append"
+	if numbered {
+		if n < 1 || n > len(c.rules)+1 {
+			return refuse("index %d of chain %s is out of range", n, name)
 		}
+		at, rest = n-1, strings.TrimSpace(more)
+	}
+	if op == "-D" || op == "--delete" {
+		return s.delete(name, c, numbered, at, rest)
+	}
+	if at > 0 && numbered && s.flavour == NFT &&
+		slices.ContainsFunc(c.rules, func(o fakeRule) bool { return s.fresh[o.rule] }) {
+		return refuse("iptables-nft gets the place of rule %d wrong after other rules were added to chain %s", n, name)
 	}
 	r, err := ParseRule(s.family, rest)
 	if err != nil {
 		return refuse("%v", err)
 	}
-	if op == "-D" || op == "--delete" {
-		text := r.String()
-		return s.deleteAt(name, c, slices.IndexFunc(c.rules, func(o fakeRule) bool { return o.text == text }))
-	}
 	if err := s.admit(name, r); err != nil {
 		return err
 	}
 	added := fakeRule{text: r.String(), rule: r}
-	if op == "-A" || op == "--append" {
-		at = len(c.rules)
-	}
 	c.rules = slices.Insert(c.rules, at, added)
 	s.fresh[r] = true
 	s.count([]fakeRule{added}, +1)
 	return nil
+}
+
+// delete takes out a rule by its number, or the first of a text.
+func (s *section) delete(name string, c *fakeChain, numbered bool, at int, text string) error {
+	if numbered {
+		return s.deleteNumber(name, c, at)
+	}
+	r, err := ParseRule(s.family, text)
+	if err != nil {
+		return refuse("%v", err)
+	}
+	text = r.String()
+	return s.deleteAt(name, c, slices.IndexFunc(c.rules, func(o fakeRule) bool { return o.text == text }))
 }
 
 // deleteNumber deletes the rule at an index.

@@ -291,8 +291,10 @@ func canonicalRecent(family model.Family, options []Option) []Option {
 	}
 	byName[side] = Option{Name: side}
 	var out []Option
-	for _, name := range []string{"--set", "--rcheck", "--update", "--remove", "--seconds", "--reap", "--hitcount", "--rttl",
-		"--name", "--mask", side} {
+	for _, name := range []string{
+		"--set", "--rcheck", "--update", "--remove", "--seconds", "--reap", "--hitcount", "--rttl",
+		"--name", "--mask", side,
+	} {
 		if o, ok := byName[name]; ok {
 			out = append(out, o)
 		}

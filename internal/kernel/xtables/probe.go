@@ -119,7 +119,7 @@ func try(ctx context.Context, t Tables, family model.Family, features []Feature)
 	if gone := t.Restore(ctx, []byte(remove.String())); err == nil && gone != nil {
 		return fmt.Errorf("remove chain %s: %w", probeChain, gone)
 	}
-	return err //nolint:wrapcheck // answer does
+	return err
 }
 
 // answer sorts an attempt's result into one of the three answers. The rules are known to be well formed, so whatever

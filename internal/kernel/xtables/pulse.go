@@ -133,7 +133,7 @@ func readHeader(fd, level int, table string) (tableHeader, error) {
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), soGetInfo,
 		uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&size)), 0)
 	if errno != 0 {
-		return h, errno
+		return h, errno //nolint:wrapcheck // the caller names the table
 	}
 	return h, nil
 }

@@ -20,50 +20,65 @@ type SavedChain struct {
 // The rules' texts share the memory of one copy of data for each chain that keep accepts; other chains are left out
 // (a nil keep accepts all).
 func ParseSave(table string, data []byte, keep func(chain string) bool) ([]*SavedChain, error) {
-	var chains []*SavedChain
-	byName := map[string]*SavedChain{}
-	inTable := false
+	p := saveParser{table: table, keep: keep, byName: map[string]*SavedChain{}}
 	for number := 1; len(data) > 0; number++ {
 		var line []byte
 		line, data, _ = bytes.Cut(data, []byte{'\n'})
-		line = bytes.TrimRight(line, "\r ")
-		if len(line) == 0 || line[0] == '#' || bytes.Equal(line, []byte("COMMIT")) {
-			continue
-		}
-		if line[0] == '*' {
-			if string(line[1:]) != table {
-				return nil, fmt.Errorf("line %d: table %s where %s was asked for", number, line[1:], table)
-			}
-			inTable = true
-			continue
-		}
-		if !inTable {
-			return nil, fmt.Errorf("line %d: %.80q before a table", number, line)
-		}
-		switch {
-		case line[0] == ':':
-			name, rest, _ := strings.Cut(string(line[1:]), " ")
-			policy, _, _ := strings.Cut(rest, " ")
-			c := &SavedChain{Name: name, Policy: policy}
-			byName[name] = c
-			if keep == nil || keep(name) {
-				chains = append(chains, c)
-			}
-		case line[0] == '[' || bytes.HasPrefix(line, []byte("-A ")):
-			if line[0] == '[' { // counters
-				_, line, _ = bytes.Cut(line, []byte("] "))
-			}
-			name, rule, _ := bytes.Cut(line[3:], []byte{' '})
-			c := byName[string(name)]
-			if c == nil {
-				return nil, fmt.Errorf("line %d: rule of the undeclared chain %s", number, name)
-			}
-			if keep == nil || keep(c.Name) {
-				c.Rules = append(c.Rules, string(rule))
-			}
-		default:
-			return nil, fmt.Errorf("line %d: %.80q is no line of iptables-save", number, line)
+		if err := p.line(bytes.TrimRight(line, "\r ")); err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
 	}
-	return chains, nil
+	return p.chains, nil
+}
+
+// saveParser takes one line after the other.
+type saveParser struct {
+	table   string
+	keep    func(chain string) bool
+	inTable bool
+	chains  []*SavedChain
+	// byName holds all chains, also those that are not kept.
+	byName map[string]*SavedChain
+}
+
+func (p *saveParser) keeps(chain string) bool { return p.keep == nil || p.keep(chain) }
+
+func (p *saveParser) line(line []byte) error {
+	switch {
+	case len(line) == 0, line[0] == '#', bytes.Equal(line, []byte("COMMIT")):
+		return nil
+	case line[0] == '*':
+		if string(line[1:]) != p.table {
+			return fmt.Errorf("table %s where %s was asked for", line[1:], p.table)
+		}
+		p.inTable = true
+		return nil
+	case !p.inTable:
+		return fmt.Errorf("%.80q before a table", line)
+	case line[0] == ':':
+		name, rest, _ := strings.Cut(string(line[1:]), " ")
+		policy, _, _ := strings.Cut(rest, " ")
+		c := &SavedChain{Name: name, Policy: policy}
+		p.byName[name] = c
+		if p.keeps(name) {
+			p.chains = append(p.chains, c)
+		}
+		return nil
+	}
+	if line[0] == '[' { // counters
+		_, line, _ = bytes.Cut(line, []byte("] "))
+	}
+	rule, ok := bytes.CutPrefix(line, []byte("-A "))
+	if !ok {
+		return fmt.Errorf("%.80q is no line of iptables-save", line)
+	}
+	chain, rule, _ := bytes.Cut(rule, []byte{' '})
+	c := p.byName[string(chain)]
+	if c == nil {
+		return fmt.Errorf("rule of the undeclared chain %s", chain)
+	}
+	if p.keeps(c.Name) {
+		c.Rules = append(c.Rules, string(rule))
+	}
+	return nil
 }
