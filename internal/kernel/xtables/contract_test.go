@@ -177,6 +177,7 @@ func restore(t *testing.T, tables Tables, payload string) {
 }
 
 func testReadBack(t *testing.T, family model.Family, open openFunc) {
+	t.Helper()
 	tables := open(t)
 	payload := fill(family, corpus)
 	restore(t, tables, payload)
@@ -242,6 +243,7 @@ func canonicalText(t *testing.T, family model.Family, table, payload string) str
 }
 
 func testPartial(t *testing.T, family model.Family, open openFunc) {
+	t.Helper()
 	tables := open(t)
 	restore(t, tables, fill(family, `*nat
 :KUBE-A - [0:0]
@@ -389,6 +391,7 @@ func TestFakeIsStricterThanTheTools(t *testing.T) {
 }
 
 func testRefusals(t *testing.T, family model.Family, flavour Flavour, open openFunc) {
+	t.Helper()
 	before := fill(family, "*nat\n:KUBE-A - [0:0]\n:KUBE-Z - [0:0]\n-A KUBE-A -s $A -j KUBE-Z\nCOMMIT\n")
 	for name, payload := range refusedPayloads() {
 		t.Run(name, func(t *testing.T) {
@@ -454,6 +457,7 @@ func TestFakeRefusesPlacesThatTheNFTFlavourGetsWrong(t *testing.T) {
 }
 
 func testAccepted(t *testing.T, family model.Family, flavour Flavour, open openFunc) {
+	t.Helper()
 	for name, payload := range map[string]string{
 		"a comment of 255 bytes":        head2 + "-A KUBE-A -m comment --comment " + strings.Repeat("x", 255) + " -j ACCEPT\nCOMMIT\n",
 		"a recent name of 199 bytes":    head2 + "-A KUBE-A -m recent --set --name " + strings.Repeat("x", 199) + " -j ACCEPT\nCOMMIT\n",
@@ -483,6 +487,7 @@ func testAccepted(t *testing.T, family model.Family, flavour Flavour, open openF
 }
 
 func testAbsent(t *testing.T, open openFunc) {
+	t.Helper()
 	tables := open(t)
 	for range 2 {
 		got, err := tables.Save(t.Context(), "nat")
@@ -501,6 +506,7 @@ func testAbsent(t *testing.T, open openFunc) {
 }
 
 func testSections(t *testing.T, open openFunc) {
+	t.Helper()
 	tables := open(t)
 	err := tables.Restore(t.Context(), []byte("*nat\n:KUBE-A - [0:0]\nCOMMIT\n*filter\n:KUBE-B - [0:0]\n"+
 		"-A KUBE-B -j REJECT --reject-with nonsense\nCOMMIT\n*mangle\n:KUBE-C - [0:0]\nCOMMIT\n"))
@@ -522,6 +528,7 @@ func testSections(t *testing.T, open openFunc) {
 }
 
 func testPulse(t *testing.T, open openFunc) {
+	t.Helper()
 	tables := open(t)
 	beat := func() string {
 		t.Helper()
@@ -556,6 +563,7 @@ func testPulse(t *testing.T, open openFunc) {
 }
 
 func testStopped(t *testing.T, open openFunc) {
+	t.Helper()
 	tables := open(t)
 	restore(t, tables, "*nat\nCOMMIT\n")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -82,7 +82,8 @@ func Probe(ctx context.Context, t Tables, family model.Family, features ...Featu
 	out := make(map[Feature]error, len(features))
 	// Usually everything works, and then one attempt for all of them is enough.
 	err := try(ctx, t, family, features)
-	if err == nil || len(features) == 1 {
+	// While somebody holds the lock each attempt takes as long as the tools wait for it, and none tells more.
+	if err == nil || len(features) == 1 || errors.Is(err, ErrBusy) {
 		for _, f := range features {
 			out[f] = answer(ctx, t, f, err)
 		}
@@ -115,6 +116,9 @@ func try(ctx context.Context, t Tables, family model.Family, features []Feature)
 		}
 	}
 	err := t.Restore(ctx, []byte(add.String()))
+	if errors.Is(err, ErrBusy) {
+		return err //nolint:wrapcheck // a *StepError says what was restored; without the lock nothing was
+	}
 	// Also after a failure: the first of two sections may be in effect. A chain that stays is flushed by the next probe.
 	if gone := t.Restore(ctx, []byte(remove.String())); err == nil && gone != nil {
 		return fmt.Errorf("remove chain %s: %w", probeChain, gone)
