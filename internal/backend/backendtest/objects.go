@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,7 +33,9 @@ func readObjects(text string, gone bool) ([]model.Event, error) {
 }
 
 func readObject(doc string, gone bool) ([]model.Event, error) {
-	raw, err := yaml.YAMLToJSONStrict([]byte(doc))
+	// YAML takes a plain word that begins with a colon for a mistake, which IPv6 addresses may do.
+	colons := regexp.MustCompile(`([\[,\s])(::[0-9a-fA-F:]*(?:/[0-9]+)?)`)
+	raw, err := yaml.YAMLToJSONStrict(colons.ReplaceAll([]byte(doc), []byte(`$1"$2"`)))
 	if err != nil {
 		return nil, err //nolint:wrapcheck // names the line
 	}
