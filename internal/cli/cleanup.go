@@ -15,8 +15,8 @@ import (
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 )
 
-const cleanupLong = `Remove all iptables rules that Turnout or kube-proxy left on this node, of both flavours and both IP families, and
-nothing else. What other software wrote stays, also a chain of ours that a foreign rule jumps to.
+const cleanupLong = `Remove all iptables rules that Turnout or kube-proxy left on this node, of both flavours and both
+IP families, and nothing else. What other software wrote stays, also a chain of ours that a foreign rule jumps to.
 
 It refuses while a daemon answers on the socket, which would write the rules again; --force does it all the same.
 Doing it twice is no failure.
@@ -69,7 +69,7 @@ func (a *app) cleanup(ctx context.Context, w io.Writer, flavour config.Flavour) 
 	if a.getuid() != 0 {
 		return errors.New("only root can remove rules; run as root")
 	}
-	all, err := places(flavour)
+	all, err := places(flavour) //nolint:contextcheck // it has a limit of its own
 	if err != nil {
 		return err
 	}
@@ -83,14 +83,13 @@ func (a *app) cleanup(ctx context.Context, w io.Writer, flavour config.Flavour) 
 		}
 		if text != "" {
 			removed = true
-			if _, err := fmt.Fprintf(w, "%s: removed %s\n", p, text); err != nil {
+			if err := written(fmt.Fprintf(w, "%s: removed %s\n", p, text)); err != nil {
 				return err
 			}
 		}
 	}
 	if !removed && len(failed) == 0 {
-		_, err := fmt.Fprintln(w, "Nothing to remove.")
-		return err
+		return written(fmt.Fprintln(w, "Nothing to remove."))
 	}
 	return errors.Join(failed...)
 }

@@ -59,6 +59,8 @@ func Main(args []string, stdout, stderr io.Writer, version string) int {
 	a := &app{stdout: stdout, stderr: stderr, version: version, getuid: os.Getuid}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	// A second signal ends a process that does not heed the first.
+	context.AfterFunc(ctx, stop)
 	name, rest := "turnout", []string(nil)
 	if len(args) > 0 {
 		name, rest = filepath.Base(args[0]), args[1:]
@@ -74,8 +76,7 @@ func Main(args []string, stdout, stderr io.Writer, version string) int {
 		return statusOK
 	}
 	status := statusFailure
-	var own *statusError
-	if errors.As(err, &own) {
+	if own, ok := errors.AsType[*statusError](err); ok {
 		status = own.status
 	}
 	if text := oneLine(err); text != "" {
@@ -132,8 +133,7 @@ func (a *app) style(root *cobra.Command) {
 
 // flagError says which flag is wrong, and which one might have been meant.
 func flagError(cmd *cobra.Command, err error) error {
-	var absent *pflag.NotExistError
-	if errors.As(err, &absent) && absent.GetSpecifiedShortnames() == "" {
+	if absent, ok := errors.AsType[*pflag.NotExistError](err); ok && absent.GetSpecifiedShortnames() == "" {
 		name := absent.GetSpecifiedName()
 		if near := nearestFlag(cmd, name); near != "" {
 			return usagef("unknown flag --%s; did you mean --%s?", name, near)

@@ -195,36 +195,74 @@ func TestMistakesEndInOneClearLine(t *testing.T) {
 		"an unknown command": {[]string{"prxy"}, 2, `unknown command "prxy"; did you mean proxy?`},
 		"one like no other":  {[]string{"frobnicate"}, 2, `unknown command "frobnicate"; see turnout --help`},
 		"an unknown flag":    {[]string{"ls", "--namespce=x"}, 2, "unknown flag --namespce; did you mean --namespace?"},
-		"a flag like no other": {[]string{"ls", "--frobnicate"}, 2,
-			"unknown flag --frobnicate; see turnout ls --help"},
+		"a flag like no other": {
+			[]string{"ls", "--frobnicate"},
+			2,
+			"unknown flag --frobnicate; see turnout ls --help",
+		},
 		"an unknown short flag": {[]string{"ls", "-z"}, 2, "unknown shorthand flag: 'z' in -z"},
 		"a flag without value":  {[]string{"ls", "--node"}, 2, "flag needs an argument: --node"},
-		"a value of the wrong type": {[]string{"proxy", "--iptables-masquerade-bit=x"}, 2,
-			`invalid argument "x" for "--iptables-masquerade-bit" flag: must be an integer`},
-		"arguments of proxy":   {[]string{"proxy", "foo"}, 2, `"turnout proxy" does not take any arguments, got ["foo"]`},
-		"arguments of cleanup": {[]string{"cleanup", "a", "b"}, 2, `"turnout cleanup" does not take any arguments, got ["a" "b"]`},
-		"too many Services":    {[]string{"ls", "a", "b"}, 2, `turnout ls takes at most one Service, got ["a" "b"]`},
-		"trace of half a packet": {[]string{"trace", "10.0.0.1"}, 2,
-			`turnout trace takes a source and a destination, got ["10.0.0.1"]; for example: turnout trace 10.244.1.5 10.96.0.1:443`},
-		"trace to no port": {[]string{"trace", "10.0.0.1", "10.96.0.1"}, 2,
-			`destination "10.96.0.1" is not ADDRESS:PORT, as in 10.96.0.1:443 or [fd00::1]:443`},
-		"a host address that is none": {ofShop("trace", "10.0.0.1", "10.96.0.1:1", "--host-address=x"), 2,
-			`--host-address "x" is not an IP address`},
+		"a value of the wrong type": {
+			[]string{"proxy", "--iptables-masquerade-bit=x"},
+			2,
+			`invalid argument "x" for "--iptables-masquerade-bit" flag: must be an integer`,
+		},
+		"arguments of proxy": {[]string{"proxy", "foo"}, 2, `"turnout proxy" does not take any arguments, got ["foo"]`},
+		"arguments of cleanup": {
+			[]string{"cleanup", "a", "b"},
+			2,
+			`"turnout cleanup" does not take any arguments, got ["a" "b"]`,
+		},
+		"too many Services": {[]string{"ls", "a", "b"}, 2, `turnout ls takes at most one Service, got ["a" "b"]`},
+		"trace of half a packet": {
+			[]string{"trace", "10.0.0.1"},
+			2,
+			`turnout trace takes a source and a destination, got ["10.0.0.1"]; for example: ` +
+				`turnout trace 10.244.1.5 10.96.0.1:443`,
+		},
+		"trace to no port": {
+			[]string{"trace", "10.0.0.1", "10.96.0.1"},
+			2,
+			`destination "10.96.0.1" is not ADDRESS:PORT, as in 10.96.0.1:443 or [fd00::1]:443`,
+		},
+		"a host address that is none": {
+			ofShop("trace", "10.0.0.1", "10.96.0.1:1", "--host-address=x"), 2,
+			`--host-address "x" is not an IP address`,
+		},
 		"an unknown form": {[]string{"ls", "-o", "xml"}, 2, `output form "xml" is not table, wide, json or yaml`},
-		"an unknown form of the version": {[]string{"version", "-o", "yaml"}, 2,
-			`output form "yaml" is not text or json`},
-		"an unknown flavour": {[]string{"cleanup", "--iptables-flavour=old"}, 2,
-			`--iptables-flavour "old" is not auto, legacy or nft`},
-		"a mode of a later version": {[]string{"proxy", "--proxy-mode", "ipvs"}, 1,
-			`proxy mode "ipvs" is not available in this version; use iptables`},
-		"a directory that is absent": {[]string{"ls", "--manifests", "/does/not/exist"}, 1,
-			"--manifests: stat /does/not/exist: no such file or directory"},
-		"a configuration with mistakes": {[]string{"proxy", "--config", config, "--socket", socket}, 1,
-			`invalid configuration: [KubeProxyConfiguration.Mode.ProxyMode: Invalid value: "fast": must be iptables, ipvs, ` +
-				`nftables or blank (blank means the best-available proxy [currently iptables]), ` +
-				`KubeProxyConfiguration.BindAddress: Invalid value: "x": not a valid textual representation of an IP address]`},
-		"no API server": {[]string{"proxy", "--kubeconfig", "/does/not/exist", "--socket", socket, "--iptables-flavour=x"}, 1,
-			`--iptables-flavour "x" is not auto, legacy or nft`},
+		"an unknown form of the version": {
+			[]string{"version", "-o", "yaml"},
+			2,
+			`output form "yaml" is not text or json`,
+		},
+		"an unknown flavour": {
+			[]string{"cleanup", "--iptables-flavour=old"},
+			2,
+			`--iptables-flavour "old" is not auto, legacy or nft`,
+		},
+		"a mode of a later version": {
+			[]string{"proxy", "--proxy-mode", "ipvs"},
+			1,
+			`proxy mode "ipvs" is not available in this version; use iptables`,
+		},
+		"a directory that is absent": {
+			[]string{"ls", "--manifests", "/does/not/exist"},
+			1,
+			"--manifests: stat /does/not/exist: no such file or directory",
+		},
+		"a configuration with mistakes": {
+			[]string{"proxy", "--config", config, "--socket", socket},
+			1,
+			`invalid configuration: [KubeProxyConfiguration.Mode.ProxyMode: Invalid value: "fast": must be iptables, ` +
+				`ipvs, nftables or blank (blank means the best-available proxy [currently iptables]), ` +
+				`KubeProxyConfiguration.BindAddress: Invalid value: "x": not a valid textual representation of ` +
+				`an IP address]`,
+		},
+		"no API server": {
+			[]string{"proxy", "--kubeconfig", "/does/not/exist", "--socket", socket, "--iptables-flavour=x"},
+			1,
+			`--iptables-flavour "x" is not auto, legacy or nft`,
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -265,14 +303,22 @@ func TestUnderTheNameKubeProxyTheLineBelongsToTheDaemon(t *testing.T) {
 		args []string
 		want result
 	}{
-		"arguments": {[]string{"foo"},
-			result{stderr: `turnout: "kube-proxy" does not take any arguments, got ["foo"]` + "\n", status: 1}},
-		"a command's name is an argument like any other": {[]string{"ls"},
-			result{stderr: `turnout: "kube-proxy" does not take any arguments, got ["ls"]` + "\n", status: 1}},
-		"an unknown flag": {[]string{"--proxy-mod=iptables"},
-			result{stderr: "turnout: unknown flag --proxy-mod; did you mean --proxy-mode?\n", status: 1}},
-		"a mode of a later version": {[]string{"--proxy_mode=nftables"},
-			result{stderr: "turnout: proxy mode \"nftables\" is not available in this version; use iptables\n", status: 1}},
+		"arguments": {
+			[]string{"foo"},
+			result{stderr: `turnout: "kube-proxy" does not take any arguments, got ["foo"]` + "\n", status: 1},
+		},
+		"a command's name is an argument like any other": {
+			[]string{"ls"},
+			result{stderr: `turnout: "kube-proxy" does not take any arguments, got ["ls"]` + "\n", status: 1},
+		},
+		"an unknown flag": {
+			[]string{"--proxy-mod=iptables"},
+			result{stderr: "turnout: unknown flag --proxy-mod; did you mean --proxy-mode?\n", status: 1},
+		},
+		"a mode of a later version": {
+			[]string{"--proxy_mode=nftables"},
+			result{stderr: "turnout: proxy mode \"nftables\" is not available in this version; use iptables\n", status: 1},
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

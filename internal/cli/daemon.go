@@ -75,17 +75,19 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	g.Go(func() error { return d.server("metrics", cfg.Metrics, d.metricsHandler(), metricsTimeout).Run(ctx) })
 	if ln != nil {
 		g.Go(func() error {
-			if err := control.Serve(ctx, ln, d, log); err != nil {
+			server := control.NewServer(d)
+			server.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
+			if err := control.Serve(ctx, ln, server); err != nil {
 				log.Error("The control socket is gone and ls and trace will read the kernel", logkey.Err, err)
 			}
 			return nil
 		})
 	}
-	err = g.Wait()
-	if err == nil {
-		log.Info("Stopped, all rules stay")
+	if err := g.Wait(); err != nil {
+		return err //nolint:wrapcheck // each part says what it is
 	}
-	return err
+	log.Info("Stopped, all rules stay")
+	return nil
 }
 
 // setOOMScore asks the kernel to spare this process. Containers often may not: that is no reason to end.

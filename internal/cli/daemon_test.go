@@ -98,8 +98,10 @@ func (n *node) tool(name string, args ...string) string {
 // start starts the daemon.
 func (n *node) start(args ...string) {
 	n.t.Helper()
-	n.daemon = n.command(append([]string{"proxy", "--manifests", "testdata/shop", "--hostname-override", "na",
-		"--proxy-mode", "iptables", "--cluster-cidr", "10.60.0.0/16,fd60::/16", "--socket", n.socket}, args...)...)
+	n.daemon = n.command(append([]string{
+		"proxy", "--manifests", "testdata/shop", "--hostname-override", "na",
+		"--proxy-mode", "iptables", "--cluster-cidr", "10.60.0.0/16,fd60::/16", "--socket", n.socket,
+	}, args...)...)
 	n.daemon.Stderr = n.log
 	if err := n.daemon.Start(); err != nil {
 		n.t.Fatal(err)
@@ -210,7 +212,7 @@ func TestADaemonServesIsAskedAndLeavesItsRules(t *testing.T) {
 					t.Errorf("got %+v, want %q", got, want)
 				}
 			})
-			t.Run("what somebody flushes comes back", func(t *testing.T) {
+			t.Run("what somebody flushes comes back", func(*testing.T) {
 				n.tool("iptables-"+flavour, "-t", "nat", "-F", "KUBE-SERVICES")
 				n.await("repair", n.drifts, allInPlace)
 				n.await("the count of repairs", func() (string, error) {
@@ -221,7 +223,7 @@ func TestADaemonServesIsAskedAndLeavesItsRules(t *testing.T) {
 					return fmt.Sprint(l.Families[0].Drifts, l.Families[1].Drifts), nil
 				}, "1 0")
 			})
-			t.Run("the servers answer", func(t *testing.T) { n.checkServers() })
+			t.Run("the servers answer", func(*testing.T) { n.checkServers() })
 
 			if status := n.stop(); status != statusOK {
 				t.Errorf("after SIGTERM the daemon's status is %d", status)

@@ -92,7 +92,7 @@ func (d *daemon) watchHost(ctx context.Context) error {
 	for {
 		err := link.Watch(ctx, d.loop.SetHost)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end was asked for
 		}
 		d.log.Error("Lost sight of this machine's addresses", logkey.Err, err, logkey.Retry, hostRetry)
 		select {
@@ -116,8 +116,8 @@ func (d *daemon) newHealth() *health.Health {
 		},
 		Report: func(s health.Service, family model.Family, err error) {
 			if err != nil {
-				d.log.Error("A Service's health check port could not be opened", logkey.Service, s.Name, logkey.Family, family,
-					logkey.Address, s.Port, logkey.Err, err)
+				d.log.Error("A Service's health check port could not be opened", logkey.Service, s.Name,
+					logkey.Family, family, logkey.Address, s.Port, logkey.Err, err)
 				return
 			}
 			d.log.Info("A Service's health check port was opened after all", logkey.Service, s.Name, logkey.Family, family)

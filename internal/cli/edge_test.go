@@ -32,10 +32,15 @@ func TestAnOutageIsLoggedOnceUntilItsReasonChanges(t *testing.T) {
 		err      error
 	}{
 		{0, "nodes", nil}, // nothing was wrong
-		{0, "services", refused}, {time.Second, "services", refused}, {0, "nodes", refused},
+		{0, "services", refused},
+		{time.Second, "services", refused},
+		{0, "nodes", refused},
 		{time.Second, "services", forbidden}, // too soon after the first line
-		{2 * outageRepeat, "services", forbidden}, {2 * outageRepeat, "services", forbidden},
-		{0, "services", nil}, {0, "services", nil}, {time.Second, "services", refused},
+		{2 * outageRepeat, "services", forbidden},
+		{2 * outageRepeat, "services", forbidden},
+		{0, "services", nil},
+		{0, "services", nil},
+		{time.Second, "services", refused},
 	} {
 		now = now.Add(step.after)
 		o.report(step.resource, step.err)

@@ -56,7 +56,7 @@ type sight struct {
 
 // look reads every place, without the knowledge of a daemon. A place that the kernel does not have holds nothing.
 func look(ctx context.Context, cfg *config.Config) ([]sight, error) {
-	all, err := places(cfg.IPTables.Flavour)
+	all, err := places(cfg.IPTables.Flavour) //nolint:contextcheck // it has a limit of its own
 	if err != nil {
 		return nil, err
 	}

@@ -48,7 +48,7 @@ func openLane(ctx context.Context, cfg *config.Config, f model.Family, log *slog
 	if err != nil {
 		return loop.Family{}, err
 	}
-	log.Info("Using iptables Proxier", logkey.Family, f, "flavour", flavour, logkey.Reason, reason)
+	log.Info("Using iptables Proxier", logkey.Family, f, flavourKey, flavour, logkey.Reason, reason)
 	builder := forward.NewBuilder(forwardConfig(cfg, f))
 	if f == model.IPv4 && builder.Table().Context.NodePorts.Loopback {
 		routeLocalnet(log)
@@ -108,11 +108,12 @@ func openTables(
 			return nil, "", "", err
 		}
 	}
-	tables, err := xtables.Open(f, flavour)
+	tables, err := xtables.Open(f, flavour) //nolint:contextcheck // it has a limit of its own
 	if err != nil {
 		return nil, "", "", err
 	}
-	if err := xtables.Supported(ctx, f, flavour); err != nil {
+	// Somebody who holds the lock does so for a while; the loop tries again until the rules are written.
+	if err := xtables.Supported(ctx, f, flavour); err != nil && !errors.Is(err, xtables.ErrBusy) {
 		return nil, "", "", err
 	}
 	return tables, flavour, reason, nil

@@ -21,6 +21,20 @@ import (
 // bridge's Enabled, and slog's Enabled, log and Info. It is what -vmodule goes by.
 const frames = 3
 
+// The keys of log lines that nothing else writes; those that others share are in package logkey.
+const (
+	kubernetesKey = "kubernetes"
+	goKey         = "go"
+	flavourKey    = "flavour"
+)
+
+// The keys of a JSON line's head.
+const (
+	tsKey     = "ts"
+	callerKey = "caller"
+	levelKey  = "v"
+)
+
 // newLogger gives a logger in the format that kube-proxy's operators and their tools know, and makes the client
 // libraries, which log through klog, write to the same place in the same form.
 func newLogger(c config.Log, stderr io.Writer) (*slog.Logger, error) {
@@ -63,11 +77,11 @@ func jsonAttr(a slog.Attr) slog.Attr {
 	switch a.Key {
 	case slog.TimeKey:
 		if a.Value.Kind() == slog.KindTime {
-			return slog.Float64("ts", float64(a.Value.Time().UnixMicro())/float64(time.Millisecond/time.Microsecond))
+			return slog.Float64(tsKey, float64(a.Value.Time().UnixMicro())/float64(time.Millisecond/time.Microsecond))
 		}
 	case slog.SourceKey:
 		if src, ok := a.Value.Any().(*slog.Source); ok && src != nil {
-			return slog.String("caller", filepath.Base(src.File)+":"+strconv.Itoa(src.Line))
+			return slog.String(callerKey, filepath.Base(src.File)+":"+strconv.Itoa(src.Line))
 		}
 	case slog.LevelKey:
 		level, ok := a.Value.Any().(slog.Level)
@@ -76,7 +90,7 @@ func jsonAttr(a slog.Attr) slog.Attr {
 		case level >= slog.LevelError:
 			return slog.Attr{}
 		default:
-			return slog.Int("v", max(0, -int(level)))
+			return slog.Int(levelKey, max(0, -int(level)))
 		}
 	}
 	return a

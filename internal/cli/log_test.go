@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/turnout-proxy/turnout/internal/config"
+	"github.com/turnout-proxy/turnout/internal/logkey"
 )
 
 // asLogger makes the test binary log the lines of logLines and end; its value is the configuration. A process of its own
@@ -30,9 +31,9 @@ func logLines() int {
 		_, _ = os.Stderr.WriteString("error: " + err.Error() + "\n")
 		return 1
 	}
-	log.Info("Something happened", "service", "shop/web", "count", 3)
+	log.Info("Something happened", logkey.Service, "shop/web", logkey.Count, 3)
 	log.Warn("Something was odd")
-	log.Error("Something failed", "err", errors.New("no room"))
+	log.Error("Something failed", logkey.Err, errors.New("no room"))
 	log.Debug("Level four")
 	log.Log(context.Background(), slog.Level(-2), "Level two")
 	klog.V(2).InfoS("Library level two")
@@ -87,9 +88,14 @@ func TestTheLogHasTheFormThatOperatorsKnow(t *testing.T) {
 		"by default": {config.Log{Format: "text"}, []string{info, warn, fail, library}},
 		"with -v=2":  {config.Log{Format: "text", Verbosity: 2}, []string{info, warn, fail, two, libraryTwo, library}},
 		"with -v=4":  {config.Log{Format: "text", Verbosity: 4}, []string{info, warn, fail, four, two, libraryTwo, library}},
-		"with a level for this file": {config.Log{Format: "text", VModule: "log_test=4"},
-			[]string{info, warn, fail, four, two, libraryTwo, library}},
-		"with a level for another file": {config.Log{Format: "text", VModule: "proxy=4"}, []string{info, warn, fail, library}},
+		"with a level for this file": {
+			config.Log{Format: "text", VModule: "log_test=4"},
+			[]string{info, warn, fail, four, two, libraryTwo, library},
+		},
+		"with a level for another file": {
+			config.Log{Format: "text", VModule: "proxy=4"},
+			[]string{info, warn, fail, library},
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) { compareLines(t, tc.want, logged(t, tc.c)) })

@@ -30,8 +30,9 @@ func (a *app) lsCommand() *cobra.Command {
 	o := config.NewOptions()
 	output, namespace := outputTable, ""
 	cmd := &cobra.Command{
-		Use: "ls [SERVICE]", Aliases: []string{"list"}, Short: "List what the node forwards", Long: lsLong, Example: lsExample,
-		Args: atMostOne,
+		Use: "ls [SERVICE]", Aliases: []string{"list"}, Short: "List what the node forwards", Long: lsLong,
+		Example: lsExample,
+		Args:    atMostOne,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, _, err := o.Complete()
 			if err != nil {

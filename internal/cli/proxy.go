@@ -10,8 +10,9 @@ import (
 	"github.com/turnout-proxy/turnout/internal/logkey"
 )
 
-const proxyLong = `Run the daemon: watch Services and EndpointSlices, write the node's forwarding rules, and keep them as wanted until it
-is stopped. Rules stay when it ends, and a new start takes them over without disturbing a connection.
+const proxyLong = `Run the daemon: watch Services and EndpointSlices, write the node's forwarding rules, and keep
+them as wanted until it is stopped. Rules stay when it ends, and a new start takes them over without disturbing a
+connection.
 
 Objects come from the API server, or with --manifests from a directory of YAML and JSON files that is watched. The flags
 are kube-proxy's, and so is the file for --config; with a file most other flags are ignored, and a warning names them.
@@ -30,8 +31,7 @@ func (a *app) proxyCommand() *cobra.Command {
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if version != "false" {
-				_, err := fmt.Fprintln(a.stdout, a.versionText())
-				return err
+				return written(fmt.Fprintln(a.stdout, a.versionText()))
 			}
 			return a.proxy(cmd.Context(), o)
 		},
@@ -66,9 +66,10 @@ func (a *app) proxy(ctx context.Context, o *config.Options) error {
 		return err
 	}
 	b := a.build()
-	log.Info("Started turnout", logkey.Version, b.Version, "kubernetes", b.Kubernetes, "go", b.Go, logkey.Node, cfg.NodeName)
+	log.Info("Started turnout", logkey.Version, b.Version, kubernetesKey, b.Kubernetes, goKey, b.Go,
+		logkey.Node, cfg.NodeName)
 	for _, n := range notices {
-		log.Warn(n)
+		log.Warn("Looked at the configuration", logkey.Message, n)
 	}
 	return runDaemon(ctx, cfg, b.Version, log)
 }

@@ -18,8 +18,10 @@ var _ control.Daemon = (*daemon)(nil)
 
 // Status implements control.Daemon.
 func (d *daemon) Status(ctx context.Context) (answer.Status, error) {
-	s := answer.Status{Version: d.version, Mode: string(d.cfg.Mode), Node: d.cfg.NodeName, PID: os.Getpid(),
-		Started: d.started}
+	s := answer.Status{
+		Version: d.version, Mode: string(d.cfg.Mode), Node: d.cfg.NodeName, PID: os.Getpid(),
+		Started: d.started,
+	}
 	err := d.loop.Do(ctx, func(v loop.View) {
 		s.Synced, s.Services, s.Findings = v.Synced, v.Services, len(v.Findings)
 		for i := range v.Families {
@@ -156,6 +158,5 @@ func (d *daemon) Table(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.Write(text.Bytes())
-	return err
+	return written(w.Write(text.Bytes()))
 }

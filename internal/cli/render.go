@@ -73,14 +73,13 @@ func writeTable(w io.Writer, rows [][]cell, p paint) error {
 		}
 		out.WriteByte('\n')
 	}
-	_, err := w.Write(out.Bytes())
-	return err
+	return written(w.Write(out.Bytes()))
 }
 
 // renderListing prints a listing for people.
 func renderListing(w io.Writer, l *answer.Listing, wide bool, p paint) error {
 	if len(l.Rows) == 0 {
-		if _, err := fmt.Fprintln(w, "No Services."); err != nil {
+		if err := written(fmt.Fprintln(w, "No Services.")); err != nil {
 			return err
 		}
 		return renderNotes(w, l, p)
@@ -270,6 +269,5 @@ func renderNotes(w io.Writer, l *answer.Listing, p paint) error {
 	if len(lines) == 0 {
 		return nil
 	}
-	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(lines, "\n"))
-	return err
+	return written(fmt.Fprintf(w, "\n%s\n", strings.Join(lines, "\n")))
 }

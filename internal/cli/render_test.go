@@ -16,8 +16,10 @@ func listing() *answer.Listing {
 	for i := range many {
 		many[i] = answer.Endpoint{Addr: "10.60.1.11:1", Share: 0.001}
 	}
-	row := answer.Row{Family: "IPv4", Service: "a/one", Kind: "cluster-ip", Frontend: "10.70.0.1:80", Proto: "tcp",
-		Do: "forward", Endpoints: one, Drift: answer.DriftNone}
+	row := answer.Row{
+		Family: "IPv4", Service: "a/one", Kind: "cluster-ip", Frontend: "10.70.0.1:80", Proto: "tcp",
+		Do: "forward", Endpoints: one, Drift: answer.DriftNone,
+	}
 	rows := []answer.Row{row, row, row, row, row, row}
 	rows[1].Drift = answer.DriftMissing
 	rows[2].Drift, rows[2].Detail = answer.DriftChanged, "the kernel has it without 10.60.1.11:8080"
@@ -25,13 +27,18 @@ func listing() *answer.Listing {
 	rows[4].Drift, rows[4].Detail = answer.DriftMissing, "refused by the kernel: no room"
 	rows[4].Filtered = true
 	rows[5].Endpoints, rows[5].AffinitySeconds, rows[5].Family, rows[5].Frontend = many[:3], 90, "IPv6", "*:30080"
-	rows = append(rows, answer.Row{Family: "IPv4", Service: "a/many", Kind: "cluster-ip", Frontend: "10.70.0.2:80",
-		Proto: "udp", Do: "forward", Endpoints: many[:2], Drift: ""})
+	rows = append(rows, answer.Row{
+		Family: "IPv4", Service: "a/many", Kind: "cluster-ip", Frontend: "10.70.0.2:80",
+		Proto: "udp", Do: "forward", Endpoints: many[:2], Drift: "",
+	})
 	return &answer.Listing{
 		Source: answer.FromDaemon, Rows: rows,
 		Notes: []string{"The sources are not complete yet: this is what the kernel holds from before."},
-		Families: []answer.Family{{Family: "IPv4", Pending: 1}, {Family: "IPv6", Pending: 2, Error: "no room"},
-			{Family: "IPv9"}},
+		Families: []answer.Family{
+			{Family: "IPv4", Pending: 1},
+			{Family: "IPv6", Pending: 2, Error: "no room"},
+			{Family: "IPv9"},
+		},
 		Findings: []answer.Finding{
 			{Severity: "error", Kind: "Service", Object: "a/b", Reason: "FrontendConflict", Message: "a message"},
 			{Severity: "warning", Kind: "Node", Object: "n", Reason: "R", Message: "another message"},
@@ -75,7 +82,8 @@ func TestATraceShowsWhereTheRulesDisagree(t *testing.T) {
 	var out bytes.Buffer
 	tr := answer.Trace{
 		Source: answer.FromKernel, Packet: answer.Packet{Src: "10.60.1.5", Dst: "10.70.0.1:80", Proto: "tcp"},
-		Verdict: "forward", Explanation: "the connection goes on", Client: "node", Service: "a/one", Frontend: "10.70.0.1:80",
+		Verdict: "forward", Explanation: "the connection goes on", Client: "node", Service: "a/one",
+		Frontend: "10.70.0.1:80",
 		Filtered: true, Choices: []answer.Choice{{Endpoint: "10.60.1.11:8080", Share: 0.0004, SNAT: true, Local: true}},
 		Steps: []answer.Step{{Where: "nat X", What: "jump"}}, Disagreement: "the rules do something else",
 	}
@@ -115,8 +123,10 @@ func TestColoursAreForTerminalsOnly(t *testing.T) {
 }
 
 func TestSharesHaveAsManyDigitsAsSaySomething(t *testing.T) {
-	for share, want := range map[float64]string{1: "100%", 0.9999: "100%", 0.5: "50.0%", 1.0 / 3: "33.3%", 0.001: "0.100%",
-		0.00002: "0.002%"} {
+	for share, want := range map[float64]string{
+		1: "100%", 0.9999: "100%", 0.5: "50.0%", 1.0 / 3: "33.3%", 0.001: "0.100%",
+		0.00002: "0.002%",
+	} {
 		if got := percent(share); got != want {
 			t.Errorf("percent(%v) = %s, want %s", share, got, want)
 		}
@@ -124,8 +134,10 @@ func TestSharesHaveAsManyDigitsAsSaySomething(t *testing.T) {
 }
 
 func TestAffinityIsWrittenShort(t *testing.T) {
-	for seconds, want := range map[int]string{0: "-", 5: "5s", 60: "1m", 90: "1m30s", 3600: "1h", 10800: "3h", 3660: "1h1m",
-		86400: "24h", 3605: "1h0m5s"} {
+	for seconds, want := range map[int]string{
+		0: "-", 5: "5s", 60: "1m", 90: "1m30s", 3600: "1h", 10800: "3h", 3660: "1h1m",
+		86400: "24h", 3605: "1h0m5s",
+	} {
 		if got := affinityText(seconds); got != want {
 			t.Errorf("affinityText(%d) = %s, want %s", seconds, got, want)
 		}

@@ -61,8 +61,10 @@ func loadOffline(cfg *config.Config, host []netip.Addr) (*offline, error) {
 }
 
 func (o *offline) listing() answer.Listing {
-	l := answer.Listing{Source: answer.FromManifests, Mode: string(o.cfg.Mode), Node: o.cfg.NodeName, Rows: []answer.Row{},
-		Findings: answer.Findings(o.findings)}
+	l := answer.Listing{
+		Source: answer.FromManifests, Mode: string(o.cfg.Mode), Node: o.cfg.NodeName, Rows: []answer.Row{},
+		Findings: answer.Findings(o.findings),
+	}
 	for _, f := range families() {
 		l.Rows = append(l.Rows, answer.Wanted(f, answer.Ports(o.tables[f]))...)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/turnout-proxy/turnout/internal/kernel/link"
 )
 
-const traceLong = `Say what happens to the first packet of a connection on this node, and why: which Service it is for, who may come,
-which endpoints it may go to, whose address they see, and the kernel objects that do it. No packet is sent.
+const traceLong = `Say what happens to the first packet of a connection on this node, and why: which Service it is for,
+who may come, which endpoints it may go to, whose address they see, and the kernel objects that do it. No packet is sent.
 
 SRC is ADDRESS or ADDRESS:PORT. DST:PORT is where the client dials; the protocol is tcp unless it is given. An IPv6
 address with a port stands in brackets: [fd00::1]:443. Without --in the packet is taken as sent by this machine itself
@@ -162,7 +162,8 @@ func renderTrace(w io.Writer, tr *answer.Trace, p paint) error {
 		rows = append(rows, []cell{{text: label("endpoints", i)}, {text: choiceText(c)}})
 	}
 	for i, s := range tr.Steps {
-		rows = append(rows, []cell{{text: label("rules", i)}, {text: fmt.Sprintf("%-34s %s", s.Where, s.What), shade: faint}})
+		what := cell{text: fmt.Sprintf("%-34s %s", s.Where, s.What), shade: faint}
+		rows = append(rows, []cell{{text: label("rules", i)}, what})
 	}
 	if tr.Disagreement != "" {
 		rows = append(rows, []cell{{text: "BUT"}, {text: tr.Disagreement, shade: red}})

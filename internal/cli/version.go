@@ -67,8 +67,7 @@ func (a *app) versionCommand() *cobra.Command {
 			if output == outputJSON {
 				return printJSON(a.stdout, a.build())
 			}
-			_, err := fmt.Fprintln(a.stdout, a.versionText())
-			return err
+			return written(fmt.Fprintln(a.stdout, a.versionText()))
 		},
 	}
 	addOutput(cmd, &output, outputText, outputJSON)

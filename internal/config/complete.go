@@ -59,7 +59,7 @@ func (o *Options) merge() (*v1alpha1.KubeProxyConfiguration, []string, error) {
 			o.file, complaint))
 	}
 	if ignored := o.ignored(); len(ignored) > 0 {
-		notices = append(notices, fmt.Sprintf("Flags were ignored because --config is given: %s", strings.Join(ignored, " ")))
+		notices = append(notices, "Flags were ignored because --config is given: "+strings.Join(ignored, " "))
 	}
 	o.overlayLog(&c.Logging)
 	notices = append(notices, unused(c, nil)...)

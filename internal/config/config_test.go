@@ -49,8 +49,10 @@ func defaults() Config {
 		Mode: ModeIPTables, ModeDefaulted: true, NodeName: "n1",
 		Client: Client{ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10},
 		Socket: "/run/turnout/turnout.sock",
-		IPTables: IPTables{Flavour: FlavourAuto, MasqueradeBit: 14, LocalhostNodePorts: true,
-			SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Second},
+		IPTables: IPTables{
+			Flavour: FlavourAuto, MasqueradeBit: 14, LocalhostNodePorts: true,
+			SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Second,
+		},
 		Local:       Local{Mode: LocalClusterCIDR},
 		BindAddress: netip.MustParseAddr("0.0.0.0"),
 		Healthz:     netip.MustParseAddrPort("0.0.0.0:10256"), Metrics: netip.MustParseAddrPort("127.0.0.1:10249"),
@@ -73,19 +75,23 @@ func TestCommandLineAndFileGiveTheConfiguration(t *testing.T) {
 			want: func(*Config) {},
 		},
 		"flags set what they name": {
-			args: []string{"--proxy-mode=iptables", "--iptables-masquerade-bit=7", "--masquerade-all",
+			args: []string{
+				"--proxy-mode=iptables", "--iptables-masquerade-bit=7", "--masquerade-all",
 				"--iptables-localhost-nodeports=false", "--iptables-sync-period=1m", "--iptables-min-sync-period=0s",
 				"--cluster-cidr=10.244.0.0/16,fd00:244::/56", "--nodeport-addresses=primary,10.0.0.0/8",
 				"--bind-address=192.0.2.1", "--healthz-bind-address=127.0.0.1", "--metrics-bind-address=[::1]:9",
 				"--bind-address-hard-fail", "--profiling", "--oom-score-adj=5", "--config-sync-period=1h",
 				"--kubeconfig=/k", "--master=https://m", "--kube-api-qps=2.5", "--kube-api-burst=0",
 				"--kube-api-content-type=application/json", "--manifests=/", "--socket=/s", "--iptables-flavour=nft",
-				"-v=3", "--vmodule=loop=5", "--feature-gates=AllowServiceExternalIPs=false", "--cleanup"},
+				"-v=3", "--vmodule=loop=5", "--feature-gates=AllowServiceExternalIPs=false", "--cleanup",
+			},
 			want: func(c *Config) {
 				c.ModeDefaulted = false
 				c.IPTables = IPTables{Flavour: FlavourNFT, MasqueradeBit: 7, MasqueradeAll: true, SyncPeriod: time.Minute}
-				c.Local.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"),
-					netip.MustParsePrefix("fd00:244::/56")}
+				c.Local.ClusterCIDRs = []netip.Prefix{
+					netip.MustParsePrefix("10.244.0.0/16"),
+					netip.MustParsePrefix("fd00:244::/56"),
+				}
 				c.NodePortAddresses = []string{"primary", "10.0.0.0/8"}
 				c.BindAddress = netip.MustParseAddr("192.0.2.1")
 				c.Healthz = netip.MustParseAddrPort("127.0.0.1:10256")
@@ -105,16 +111,22 @@ func TestCommandLineAndFileGiveTheConfiguration(t *testing.T) {
 			file: header + "mode: iptables\nclusterCIDR: 10.244.0.0/16\ndetectLocalMode: InterfaceNamePrefix\n" +
 				"detectLocal: {bridgeInterface: cni0, interfaceNamePrefix: veth}\nhostnameOverride: N1\n" +
 				"clientConnection: {kubeconfig: /k, acceptContentTypes: application/json, qps: 7, burst: 8}\n" +
-				"iptables: {masqueradeBit: 0, masqueradeAll: true, localhostNodePorts: false, syncPeriod: 10s, minSyncPeriod: 2s}\n" +
+				"iptables: {masqueradeBit: 0, masqueradeAll: true, localhostNodePorts: false, syncPeriod: 10s, " +
+				"minSyncPeriod: 2s}\n" +
 				"nodePortAddresses: ['127.0.0.010/8', localhost]\nlogging: {format: json, verbosity: 2}\n" +
 				"oomScoreAdj: 0\nfeatureGates: {AllowServiceExternalIPs: true}\n",
 			want: func(c *Config) {
 				c.ModeDefaulted = false
-				c.Local = Local{Mode: LocalInterfaceNamePrefix, BridgeInterface: "cni0", InterfaceNamePrefix: "veth",
-					ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
-				c.Client.Kubeconfig, c.Client.AcceptContentTypes, c.Client.QPS, c.Client.Burst = "/k", "application/json", 7, 8
-				c.IPTables = IPTables{Flavour: FlavourAuto, MasqueradeAll: true, SyncPeriod: 10 * time.Second,
-					MinSyncPeriod: 2 * time.Second}
+				c.Local = Local{
+					Mode: LocalInterfaceNamePrefix, BridgeInterface: "cni0", InterfaceNamePrefix: "veth",
+					ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+				}
+				c.Client.Kubeconfig, c.Client.AcceptContentTypes = "/k", "application/json"
+				c.Client.QPS, c.Client.Burst = 7, 8
+				c.IPTables = IPTables{
+					Flavour: FlavourAuto, MasqueradeAll: true, SyncPeriod: 10 * time.Second,
+					MinSyncPeriod: 2 * time.Second,
+				}
 				c.NodePortAddresses = []string{"127.0.0.10/8", "localhost"}
 				c.Log = Log{Format: "json", Verbosity: 2}
 				c.OOMScoreAdj = 0
@@ -145,9 +157,12 @@ func TestCommandLineAndFileGiveTheConfiguration(t *testing.T) {
 			want: func(c *Config) { c.Healthz = netip.AddrPort{} },
 		},
 		"beside a file only some flags count": {
-			file: header + "hostnameOverride: other\nclusterCIDR: 10.1.0.0/16\nlogging: {verbosity: 1, vmodule: [{filePattern: a, verbosity: 1}]}\n",
-			args: []string{"--hostname-override= N1 ", "--master=https://m", "--socket=/s", "-v=4", "--vmodule=b=2",
-				"--cluster-cidr=10.2.0.0/16", "--masquerade-all"},
+			file: header + "hostnameOverride: other\nclusterCIDR: 10.1.0.0/16\n" +
+				"logging: {verbosity: 1, vmodule: [{filePattern: a, verbosity: 1}]}\n",
+			args: []string{
+				"--hostname-override= N1 ", "--master=https://m", "--socket=/s", "-v=4", "--vmodule=b=2",
+				"--cluster-cidr=10.2.0.0/16", "--masquerade-all",
+			},
 			want: func(c *Config) {
 				c.Client.Master, c.Socket = "https://m", "/s"
 				c.Log = Log{Format: "text", Verbosity: 4, VModule: "b=2,a=1"}
@@ -195,97 +210,171 @@ func TestAMistakeIsToldInUpstreamsWords(t *testing.T) {
 		file, want string
 		args       []string
 	}{
-		"masquerade bit too big": {"iptables: {masqueradeBit: 32}",
+		"masquerade bit too big": {
+			"iptables: {masqueradeBit: 32}",
 			root + `KubeProxyIPTablesConfiguration.MasqueradeBit: Invalid value: 32: must be within the range [0, 31]`,
-			[]string{"--iptables-masquerade-bit=32"}},
-		"masquerade bit negative": {"iptables: {masqueradeBit: -1}",
+			[]string{"--iptables-masquerade-bit=32"},
+		},
+		"masquerade bit negative": {
+			"iptables: {masqueradeBit: -1}",
 			root + `KubeProxyIPTablesConfiguration.MasqueradeBit: Invalid value: -1: must be within the range [0, 31]`,
-			[]string{"--iptables-masquerade-bit=-1"}},
-		"unknown mode": {"mode: fast",
+			[]string{"--iptables-masquerade-bit=-1"},
+		},
+		"unknown mode": {
+			"mode: fast",
 			root + `Mode.ProxyMode: Invalid value: "fast": must be iptables, ipvs, nftables or blank ` +
-				`(blank means the best-available proxy [currently iptables])`, []string{"--proxy-mode=fast"}},
-		"mode in the wrong case": {"mode: IPTables", root + `Mode.ProxyMode: Invalid value: "IPTables"`,
-			[]string{"--proxy-mode=IPTables"}},
-		"burst negative": {"clientConnection: {burst: -1}",
+				`(blank means the best-available proxy [currently iptables])`,
+			[]string{"--proxy-mode=fast"},
+		},
+		"mode in the wrong case": {
+			"mode: IPTables", root + `Mode.ProxyMode: Invalid value: "IPTables"`,
+			[]string{"--proxy-mode=IPTables"},
+		},
+		"burst negative": {
+			"clientConnection: {burst: -1}",
 			root + `ClientConnection.Burst: Invalid value: -1: must be greater than or equal to 0`,
-			[]string{"--kube-api-burst=-1"}},
-		"resync period": {"configSyncPeriod: -1s", root + `ConfigSyncPeriod: Invalid value: "-1s": must be greater than 0`,
-			[]string{"--config-sync-period=-1s"}},
-		"sync period": {"iptables: {syncPeriod: -1s, minSyncPeriod: -2s}",
+			[]string{"--kube-api-burst=-1"},
+		},
+		"resync period": {
+			"configSyncPeriod: -1s", root + `ConfigSyncPeriod: Invalid value: "-1s": must be greater than 0`,
+			[]string{"--config-sync-period=-1s"},
+		},
+		"sync period": {
+			"iptables: {syncPeriod: -1s, minSyncPeriod: -2s}",
 			root + `SyncPeriod: Invalid value: "-1s": must be greater than 0`,
-			[]string{"--iptables-sync-period=-1s", "--iptables-min-sync-period=-2s"}},
-		"least sync period": {"iptables: {minSyncPeriod: -2s}",
+			[]string{"--iptables-sync-period=-1s", "--iptables-min-sync-period=-2s"},
+		},
+		"least sync period": {
+			"iptables: {minSyncPeriod: -2s}",
 			root + `MinSyncPeriod: Invalid value: "-2s": must be greater than or equal to 0`,
-			[]string{"--iptables-min-sync-period=-2s"}},
-		"least sync period above the sync period": {"iptables: {minSyncPeriod: 40s}",
+			[]string{"--iptables-min-sync-period=-2s"},
+		},
+		"least sync period above the sync period": {
+			"iptables: {minSyncPeriod: 40s}",
 			root + `SyncPeriod: Invalid value: "40s": must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod`,
-			[]string{"--iptables-min-sync-period=40s"}},
-		"bind address": {"bindAddress: host",
+			[]string{"--iptables-min-sync-period=40s"},
+		},
+		"bind address": {
+			"bindAddress: host",
 			root + `BindAddress: Invalid value: "host": not a valid textual representation of an IP address`,
-			[]string{"--bind-address=host"}},
-		"health address without port": {"healthzBindAddress: 'host'",
-			root + `HealthzBindAddress: Invalid value: "host": must be IP:port`, []string{"--healthz-bind-address=host"}},
-		"health address that is a name": {"healthzBindAddress: 'host:1'",
+			[]string{"--bind-address=host"},
+		},
+		"health address without port": {
+			"healthzBindAddress: 'host'",
+			root + `HealthzBindAddress: Invalid value: "host": must be IP:port`,
+			[]string{"--healthz-bind-address=host"},
+		},
+		"health address that is a name": {
+			"healthzBindAddress: 'host:1'",
 			root + `HealthzBindAddress: Invalid value: "host": must be a valid IP`,
-			[]string{"--healthz-bind-address=host:1"}},
-		"health port too big": {"healthzBindAddress: '1.2.3.4:65536'",
+			[]string{"--healthz-bind-address=host:1"},
+		},
+		"health port too big": {
+			"healthzBindAddress: '1.2.3.4:65536'",
 			root + `HealthzBindAddress: Invalid value: "65536": must be a valid port`,
-			[]string{"--healthz-bind-address=1.2.3.4:65536"}},
-		"metrics port of 0": {"metricsBindAddress: '1.2.3.4:0'",
+			[]string{"--healthz-bind-address=1.2.3.4:65536"},
+		},
+		"metrics port of 0": {
+			"metricsBindAddress: '1.2.3.4:0'",
 			root + `MetricsBindAddress: Invalid value: "0": must be a valid port`,
-			[]string{"--metrics-bind-address=1.2.3.4:0"}},
-		"metrics address in brackets without port": {"metricsBindAddress: '[::1]'",
+			[]string{"--metrics-bind-address=1.2.3.4:0"},
+		},
+		"metrics address in brackets without port": {
+			"metricsBindAddress: '[::1]'",
 			root + `MetricsBindAddress: Invalid value: "[::1]": must be IP:port`,
-			[]string{"--metrics-bind-address=[::1]"}},
-		"metrics switched off": {"", root + `MetricsBindAddress: Invalid value: "": must be IP:port`,
-			[]string{"--metrics-port=0"}},
-		"node port address": {"nodePortAddresses: [primary, 10.0.0.1]",
+			[]string{"--metrics-bind-address=[::1]"},
+		},
+		"metrics switched off": {
+			"", root + `MetricsBindAddress: Invalid value: "": must be IP:port`,
+			[]string{"--metrics-port=0"},
+		},
+		"node port address": {
+			"nodePortAddresses: [primary, 10.0.0.1]",
 			root + `NodePortAddresses[1]: Invalid value: "10.0.0.1": must be a valid CIDR or one of the keywords ` +
-				`'primary', 'localhost', 'all'`, []string{"--nodeport-addresses=primary,10.0.0.1"}},
-		"node port keyword twice": {"nodePortAddresses: [all, all]",
-			root + `NodePortAddresses[1]: Duplicate value: "all"`, []string{"--nodeport-addresses=all,all"}},
-		"detection mode": {"detectLocalMode: clustercidr",
+				`'primary', 'localhost', 'all'`,
+			[]string{"--nodeport-addresses=primary,10.0.0.1"},
+		},
+		"node port keyword twice": {
+			"nodePortAddresses: [all, all]",
+			root + `NodePortAddresses[1]: Duplicate value: "all"`,
+			[]string{"--nodeport-addresses=all,all"},
+		},
+		"detection mode": {
+			"detectLocalMode: clustercidr",
 			root + `DetectLocalMode: Unsupported value: "clustercidr": supported values: "ClusterCIDR", "NodeCIDR", ` +
-				`"BridgeInterface", "InterfaceNamePrefix", ""`, []string{"--detect-local-mode=clustercidr"}},
-		"bridge without name": {"detectLocalMode: BridgeInterface",
+				`"BridgeInterface", "InterfaceNamePrefix", ""`,
+			[]string{"--detect-local-mode=clustercidr"},
+		},
+		"bridge without name": {
+			"detectLocalMode: BridgeInterface",
 			root + `DetectLocalConfiguration.InterfaceName: Invalid value: "": must not be empty`,
-			[]string{"--detect-local-mode=BridgeInterface"}},
-		"prefix without text": {"detectLocalMode: InterfaceNamePrefix",
+			[]string{"--detect-local-mode=BridgeInterface"},
+		},
+		"prefix without text": {
+			"detectLocalMode: InterfaceNamePrefix",
 			root + `DetectLocalConfiguration.InterfacePrefix: Invalid value: "": must not be empty`,
-			[]string{"--detect-local-mode=InterfaceNamePrefix"}},
-		"cluster CIDR": {"clusterCIDR: 10.0.0.0/40",
+			[]string{"--detect-local-mode=InterfaceNamePrefix"},
+		},
+		"cluster CIDR": {
+			"clusterCIDR: 10.0.0.0/40",
 			root + `DetectLocalConfiguration.ClusterCIDRs[0]: Invalid value: "10.0.0.0/40": must be a valid CIDR block ` +
-				`(e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)`, []string{"--cluster-cidr=10.0.0.0/40"}},
-		"three cluster CIDRs": {"clusterCIDR: 10.0.0.0/8,11.0.0.0/8,fd00::/8",
+				`(e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)`,
+			[]string{"--cluster-cidr=10.0.0.0/40"},
+		},
+		"three cluster CIDRs": {
+			"clusterCIDR: 10.0.0.0/8,11.0.0.0/8,fd00::/8",
 			root + `DetectLocalConfiguration.ClusterCIDRs: Invalid value: ["10.0.0.0/8","11.0.0.0/8","fd00::/8"]: ` + pair,
-			[]string{"--cluster-cidr=10.0.0.0/8,11.0.0.0/8,fd00::/8"}},
-		"two cluster CIDRs of a family": {"clusterCIDR: 10.0.0.0/8,11.0.0.0/8",
+			[]string{"--cluster-cidr=10.0.0.0/8,11.0.0.0/8,fd00::/8"},
+		},
+		"two cluster CIDRs of a family": {
+			"clusterCIDR: 10.0.0.0/8,11.0.0.0/8",
 			root + `DetectLocalConfiguration.ClusterCIDRs: Invalid value: ["10.0.0.0/8","11.0.0.0/8"]: ` + pair,
-			[]string{"--cluster-cidr=10.0.0.0/8,11.0.0.0/8"}},
-		"oom score": {"oomScoreAdj: 1001",
+			[]string{"--cluster-cidr=10.0.0.0/8,11.0.0.0/8"},
+		},
+		"oom score": {
+			"oomScoreAdj: 1001",
 			root + `KubeProxyLinuxConfiguration.OOMScoreAdj: Invalid value: 1001: must be within the range [-1000, 1000]`,
-			[]string{"--oom-score-adj=1001"}},
-		"conntrack maximum": {"conntrack: {maxPerCore: -1}",
+			[]string{"--oom-score-adj=1001"},
+		},
+		"conntrack maximum": {
+			"conntrack: {maxPerCore: -1}",
 			root + `KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.MaxPerCore: Invalid value: -1: ` +
-				`must be greater than or equal to 0`, []string{"--conntrack-max-per-core=-1"}},
-		"conntrack minimum": {"conntrack: {min: -1}",
+				`must be greater than or equal to 0`,
+			[]string{"--conntrack-max-per-core=-1"},
+		},
+		"conntrack minimum": {
+			"conntrack: {min: -1}",
 			root + `KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.Min: Invalid value: -1`,
-			[]string{"--conntrack-min=-1"}},
-		"conntrack timeout": {"conntrack: {udpTimeout: -1s}",
+			[]string{"--conntrack-min=-1"},
+		},
+		"conntrack timeout": {
+			"conntrack: {udpTimeout: -1s}",
 			root + `KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.UDPTimeout: Invalid value: "-1s"`,
-			[]string{"--conntrack-udp-timeout=-1s"}},
-		"log format": {"logging: {format: xml}",
-			root + `logging.format: Invalid value: "xml": Unsupported log format`, []string{"--logging-format=xml"}},
-		"per-file levels in JSON": {"logging: {format: json, vmodule: [{filePattern: a, verbosity: 1}]}",
+			[]string{"--conntrack-udp-timeout=-1s"},
+		},
+		"log format": {
+			"logging: {format: xml}",
+			root + `logging.format: Invalid value: "xml": Unsupported log format`,
+			[]string{"--logging-format=xml"},
+		},
+		"per-file levels in JSON": {
+			"logging: {format: json, vmodule: [{filePattern: a, verbosity: 1}]}",
 			root + `logging.vmodule: Forbidden: Only supported for text log format`,
-			[]string{"--logging-format=json", "--vmodule=a=1"}},
-		"two mistakes are both told": {"bindAddress: x\noomScoreAdj: -1001",
+			[]string{"--logging-format=json", "--vmodule=a=1"},
+		},
+		"two mistakes are both told": {
+			"bindAddress: x\noomScoreAdj: -1001",
 			`OOMScoreAdj: Invalid value: -1001: must be within the range [-1000, 1000], KubeProxyConfiguration.BindAddress`,
-			[]string{"--bind-address=x", "--oom-score-adj=-1001"}},
-		"a mode of a later version": {"mode: ipvs", `proxy mode "ipvs" is not available in this version; use iptables`,
-			[]string{"--proxy-mode=ipvs"}},
-		"the removed mode": {"mode: userspace", `proxy mode "userspace" is not available in this version`,
-			[]string{"--proxy-mode=userspace"}},
+			[]string{"--bind-address=x", "--oom-score-adj=-1001"},
+		},
+		"a mode of a later version": {
+			"mode: ipvs", `proxy mode "ipvs" is not available in this version; use iptables`,
+			[]string{"--proxy-mode=ipvs"},
+		},
+		"the removed mode": {
+			"mode: userspace", `proxy mode "userspace" is not available in this version`,
+			[]string{"--proxy-mode=userspace"},
+		},
 	}
 	check := func(t *testing.T, err error, want string) {
 		t.Helper()
@@ -313,11 +402,14 @@ func TestAMistakeIsToldInUpstreamsWords(t *testing.T) {
 
 func TestAFileThatCannotBeReadIsNamedWithTheReason(t *testing.T) {
 	tests := map[string]struct{ file, want string }{
-		"another kind":     {"apiVersion: v1\nkind: Pod\n", `it is "Pod" of "v1"`},
-		"no kind":          {"mode: iptables\n", `it is "" of ""`},
-		"an older version": {"apiVersion: kubeproxy.config.k8s.io/v1\nkind: KubeProxyConfiguration\n", `of "kubeproxy.config.k8s.io/v1"`},
-		"a wrong type":     {header + "iptables: {syncPeriod: 7}\n", "syncPeriod"},
-		"not YAML":         {header + "mode: [\n", "failed to decode"},
+		"another kind": {"apiVersion: v1\nkind: Pod\n", `it is "Pod" of "v1"`},
+		"no kind":      {"mode: iptables\n", `it is "" of ""`},
+		"an older version": {
+			"apiVersion: kubeproxy.config.k8s.io/v1\nkind: KubeProxyConfiguration\n",
+			`of "kubeproxy.config.k8s.io/v1"`,
+		},
+		"a wrong type": {header + "iptables: {syncPeriod: 7}\n", "syncPeriod"},
+		"not YAML":     {header + "mode: [\n", "failed to decode"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -369,15 +461,17 @@ func TestWhatIsIgnoredIsSaid(t *testing.T) {
 		"nothing to say":       {args: []string{"--proxy-mode=iptables"}},
 		"kubeadm's empty file": {file: header + "mode: iptables\nconntrack: {maxPerCore: null, tcpBeLiberal: false}\n"},
 		"no mode": {want: []string{
-			"No proxy mode was chosen and iptables is used; write mode: iptables, or give --proxy-mode iptables, to stay on " +
-				"it when the default changes"}},
+			"No proxy mode was chosen and iptables is used; write mode: iptables, or give --proxy-mode iptables, to " +
+				"stay on it when the default changes",
+		}},
 		"flags beside a file, but not those that count": {
 			file: header + "mode: iptables\n",
 			args: []string{"--proxy-mode=iptables", "--masquerade_all", "-v=2", "--socket=/s", "--hostname-override=n"},
 			want: []string{"Flags were ignored because --config is given: --masquerade-all --proxy-mode"},
 		},
 		"settings of a file that nothing acts upon": {
-			file: header + "mode: iptables\nconntrack: {min: 0, udpTimeout: 5s}\nfeatureGates: {B: true, A: false, AllowServiceExternalIPs: false}\n",
+			file: header + "mode: iptables\nconntrack: {min: 0, udpTimeout: 5s}\n" +
+				"featureGates: {B: true, A: false, AllowServiceExternalIPs: false}\n",
 			want: []string{
 				"Setting conntrack.min is not acted upon by this version",
 				"Setting conntrack.udpTimeout is not acted upon by this version",
@@ -404,7 +498,7 @@ func TestWhatIsIgnoredIsSaid(t *testing.T) {
 
 func TestMistakesThatOnlyAStrictReaderSeesAreNoticedAndPassedOver(t *testing.T) {
 	for name, tc := range map[string]struct{ file, want, mode string }{
-		"an unknown field":                    {header + "mode: iptables\nspeed: high\n", `unknown field "speed"`, "iptables"},
+		"an unknown field":                    {header + "mode: iptables\nspeed: high\n", `field "speed"`, "iptables"},
 		"a key that stands twice counts last": {header + "mode: ipvs\nmode: iptables\n", `"mode" already set`, "iptables"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -60,8 +60,7 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, string, error) {
 
 // decodeError names the field where the decoder knows it, and drops the layers that the YAML library adds.
 func decodeError(err error) error {
-	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("failed to decode: %s has a %s where a %s belongs", wrong.Field, wrong.Value, wrong.Type)
 	}
 	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(err) {

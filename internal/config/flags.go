@@ -161,7 +161,8 @@ func (o *Options) addKept(fs *pflag.FlagSet) {
 // ours tells the flags that count beside a configuration file.
 func ours(name string) bool {
 	switch name {
-	case "config", "hostname-override", "output", "namespace", "in", "host-address", "no-colour", "master", "cleanup", "manifests", "socket", "iptables-flavour", "help", "version", "node",
+	case "config", "hostname-override", "master", "cleanup", "manifests", "socket", "iptables-flavour", "help", "version",
+		"node", "output", "namespace", "in", "host-address",
 		"logging-format", "log-flush-frequency", "v", "vmodule", "log-text-split-stream", "log-text-info-buffer-size":
 		return true
 	}

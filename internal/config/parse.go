@@ -47,7 +47,11 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	if err != nil {
 		return netip.Prefix{}, fmt.Errorf("prefix length %q is not a number", length)
 	}
-	return a.Prefix(int(bits))
+	p, err := a.Prefix(int(bits))
+	if err != nil {
+		return p, fmt.Errorf("prefix length %d does not fit %s", bits, a)
+	}
+	return p, nil
 }
 
 // parseAddrPort reads an already checked "IP:port".

@@ -185,8 +185,10 @@ func checkLocal(c *v1alpha1.KubeProxyConfiguration, root *field.Path) field.Erro
 		}
 	default:
 		return field.ErrorList{field.NotSupported(root.Child("DetectLocalMode"), string(c.DetectLocalMode),
-			[]string{string(LocalClusterCIDR), string(LocalNodeCIDR), string(LocalBridgeInterface),
-				string(LocalInterfaceNamePrefix), ""})}
+			[]string{
+				string(LocalClusterCIDR), string(LocalNodeCIDR), string(LocalBridgeInterface),
+				string(LocalInterfaceNamePrefix), "",
+			})}
 	}
 	return nil
 }

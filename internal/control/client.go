@@ -75,8 +75,10 @@ func (c *Client) Table(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	defer func() { _ = body.Close() }()
-	_, err = io.Copy(w, body)
-	return err
+	if _, err = io.Copy(w, body); err != nil {
+		return fmt.Errorf("copy the table of the daemon on %s: %w", c.path, err)
+	}
+	return nil
 }
 
 func (c *Client) ask(ctx context.Context, what string, q url.Values, into any) error {
@@ -95,7 +97,7 @@ func (c *Client) get(ctx context.Context, what string, q url.Values) (io.ReadClo
 	address := url.URL{Scheme: "http", Host: "turnout", Path: "/v1/" + what, RawQuery: q.Encode()}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), http.NoBody)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("ask the daemon about %s: %w", what, err)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -124,8 +126,7 @@ func (c *Client) explain(err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("socket %s: permission denied; run as root", c.path)
 	}
-	var u *url.Error
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
 	if errors.Is(err, io.EOF) {

@@ -22,14 +22,14 @@ func (l *limited) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		<-l.places
-		return nil, err
+		return nil, err //nolint:wrapcheck // a listener hands on what the one below says
 	}
 	return &placed{Conn: conn, leave: sync.OnceFunc(func() { <-l.places })}, nil
 }
 
 func (l *limited) Close() error {
 	l.once.Do(func() { close(l.closed) })
-	return l.Listener.Close()
+	return l.Listener.Close() //nolint:wrapcheck // a listener hands on what the one below says
 }
 
 // placed is a connection that gives its place back.
@@ -40,5 +40,5 @@ type placed struct {
 
 func (p *placed) Close() error {
 	defer p.leave()
-	return p.Conn.Close()
+	return p.Conn.Close() //nolint:wrapcheck // a connection hands on what the one below says
 }

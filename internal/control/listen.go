@@ -62,7 +62,7 @@ func Listen(path string) (*Listener, error) {
 func acquire(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("lock: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = f.Close()
@@ -81,11 +81,11 @@ func bind(path string) (*net.UnixListener, error) {
 	}
 	temporary := path + newSuffix
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return nil, fmt.Errorf("clear the way: %w", err)
 	}
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: temporary, Net: "unix"})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("listen: %w", err)
 	}
 	ln.SetUnlinkOnClose(false)
 	if err = os.Chmod(temporary, 0o600); err == nil {
@@ -94,7 +94,7 @@ func bind(path string) (*net.UnixListener, error) {
 	if err != nil {
 		_ = ln.Close()
 		_ = os.Remove(temporary)
-		return nil, err
+		return nil, fmt.Errorf("put in place: %w", err)
 	}
 	return ln, nil
 }
@@ -106,7 +106,7 @@ func checkPlace(path string) error {
 		return nil
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("look: %w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
 		return errors.New("something that is not a socket is there; remove it or give another --socket")
@@ -124,7 +124,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.AcceptUnix()
 		if err != nil {
-			return nil, err
+			return nil, err //nolint:wrapcheck // a listener hands on what the one below says
 		}
 		if allowed(conn) {
 			return conn, nil

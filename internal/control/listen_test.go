@@ -76,8 +76,12 @@ func TestASocketThatADeadProcessLeftIsReplaced(t *testing.T) {
 
 func TestALiveSocketIsNotTakenOver(t *testing.T) {
 	tests := map[string]func(t *testing.T, path string){
-		"of another daemon": func(t *testing.T, path string) { listen(t, path) },
+		"of another daemon": func(t *testing.T, path string) {
+			t.Helper()
+			listen(t, path)
+		},
 		"of a process that does not know the lock": func(t *testing.T, path string) {
+			t.Helper()
 			ln, err := net.Listen("unix", path)
 			if err != nil {
 				t.Fatal(err)
@@ -156,7 +160,7 @@ func TestAPlaceThatCannotHoldASocketIsRefusedWithAReason(t *testing.T) {
 }
 
 func TestThePathMayBeAsLongAsTheSystemAllows(t *testing.T) {
-	dir, err := os.MkdirTemp("", "t")
+	dir, err := os.MkdirTemp("", "t") //nolint:usetesting // the test's own directory is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -29,23 +28,27 @@ const (
 	maxClients     = 16
 	maxHeaderBytes = 8 << 10
 	headerTimeout  = 2 * time.Second
-	// answerTimeout is how long one question may take. Reading a big table back from the kernel takes seconds.
-	answerTimeout = 30 * time.Second
+	// answerTimeout is how long one question may take. Reading a big table back takes seconds, and on a busy machine many.
+	answerTimeout = time.Minute
 	// stopTimeout is how long answers that are under way may take when the daemon stops.
 	stopTimeout = time.Second
 )
 
-// Serve answers on the listener until the context ends, and closes it.
-func Serve(ctx context.Context, ln net.Listener, d Daemon, logger *slog.Logger) error {
+// NewServer gives a server for Serve. Its ErrorLog is the caller's to set.
+func NewServer(d Daemon) *http.Server {
 	server := &http.Server{
 		Handler: handler(d), MaxHeaderBytes: maxHeaderBytes,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, IdleTimeout: headerTimeout,
 		WriteTimeout: headerTimeout + answerTimeout,
-		ErrorLog:     slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
-		BaseContext:  func(net.Listener) context.Context { return ctx },
 	}
 	// One question a connection: nobody keeps a place without asking.
 	server.SetKeepAlivesEnabled(false)
+	return server
+}
+
+// Serve answers on the listener until the context ends, and closes it. A server serves once.
+func Serve(ctx context.Context, ln net.Listener, server *http.Server) error {
+	server.BaseContext = func(net.Listener) context.Context { return ctx }
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(limit(ln, maxClients)) }()
 	select {
@@ -58,7 +61,9 @@ func Serve(ctx context.Context, ln net.Listener, d Daemon, logger *slog.Logger) 
 	if err := server.Shutdown(stop); err != nil {
 		_ = server.Close()
 	}
-	<-ended
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
 	return nil
 }
 
@@ -99,8 +104,7 @@ func reply(ask func(*http.Request) (any, error)) http.HandlerFunc {
 		value, err := ask(r)
 		if err != nil {
 			status := http.StatusServiceUnavailable
-			var bad *badRequestError
-			if errors.As(err, &bad) {
+			if _, ok := errors.AsType[*badRequestError](err); ok {
 				status = http.StatusBadRequest
 			}
 			fail(w, status, err)
@@ -131,7 +135,7 @@ type tracked struct {
 
 func (t *tracked) Write(b []byte) (int, error) {
 	t.written = true
-	return t.ResponseWriter.Write(b)
+	return t.ResponseWriter.Write(b) //nolint:wrapcheck // a writer hands on what the one below says
 }
 
 // limit lets at most n connections be open; more clients wait in the kernel's queue. The timeouts above bound the wait.

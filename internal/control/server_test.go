@@ -6,8 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
+	"log"
 	"net"
+	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -53,8 +54,10 @@ func (f *fakeDaemon) Status(ctx context.Context) (answer.Status, error) {
 }
 
 func (f *fakeDaemon) Listing(ctx context.Context) (answer.Listing, error) {
-	return answer.Listing{Source: answer.FromDaemon, Rows: []answer.Row{{Service: "shop/web", Frontend: "10.0.0.1:80",
-		Endpoints: []answer.Endpoint{{Addr: "10.1.0.1:8080", Share: 1}}}}}, f.pause(ctx)
+	return answer.Listing{Source: answer.FromDaemon, Rows: []answer.Row{{
+		Service: "shop/web", Frontend: "10.0.0.1:80",
+		Endpoints: []answer.Endpoint{{Addr: "10.1.0.1:8080", Share: 1}},
+	}}}, f.pause(ctx)
 }
 
 func (f *fakeDaemon) Trace(ctx context.Context, p forward.Packet) (answer.Trace, error) {
@@ -69,6 +72,13 @@ func (f *fakeDaemon) Table(ctx context.Context, w io.Writer) error {
 	return err
 }
 
+// quiet gives a server that does not log.
+func quiet(d Daemon) *http.Server {
+	s := NewServer(d)
+	s.ErrorLog = log.New(io.Discard, "", 0)
+	return s
+}
+
 // serve starts a server and gives its socket. It stops, and must leave nothing running, when the test ends.
 func serve(t *testing.T, d Daemon) string {
 	t.Helper()
@@ -79,7 +89,7 @@ func serve(t *testing.T, d Daemon) string {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, ln, d, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- Serve(ctx, ln, quiet(d)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -164,11 +174,14 @@ func raw(t *testing.T, path, request string) string {
 func TestARequestThatIsNotOneOfOursIsRefused(t *testing.T) {
 	path := serve(t, &fakeDaemon{})
 	tests := map[string]struct{ request, want string }{
-		"another path":          {"GET /v1/secrets HTTP/1.1\r\nHost: x\r\n\r\n", "404 Not Found"},
-		"another method":        {"POST /v1/ls HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "405 Method Not Allowed"},
-		"no HTTP":               {"hello\r\n\r\n", "400 Bad Request"},
-		"a header beyond bound": {"GET /v1/ls HTTP/1.1\r\nHost: x\r\nA: " + strings.Repeat("x", 64<<10) + "\r\n\r\n", "431 "},
-		"a trace of nothing":    {"GET /v1/trace?src=1.2.3.4 HTTP/1.1\r\nHost: x\r\n\r\n", `{"error":"destination`},
+		"another path":   {"GET /v1/secrets HTTP/1.1\r\nHost: x\r\n\r\n", "404 Not Found"},
+		"another method": {"POST /v1/ls HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "405 Method Not Allowed"},
+		"no HTTP":        {"hello\r\n\r\n", "400 Bad Request"},
+		"a header beyond bound": {
+			"GET /v1/ls HTTP/1.1\r\nHost: x\r\nA: " + strings.Repeat("x", 64<<10) + "\r\n\r\n",
+			"431 ",
+		},
+		"a trace of nothing": {"GET /v1/trace?src=1.2.3.4 HTTP/1.1\r\nHost: x\r\n\r\n", `{"error":"destination`},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -244,7 +257,7 @@ func TestAStopEndsAnswersThatAreUnderWay(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, ln, d, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- Serve(ctx, ln, quiet(d)) }()
 	asked := make(chan error, 1)
 	go func() {
 		_, err := NewClient(path).Status(context.WithoutCancel(ctx))
@@ -304,7 +317,8 @@ func TestOtherUsersAreHungUpOn(t *testing.T) {
 	if err := exec.CommandContext(t.Context(), "chmod", "0666", path).Run(); err != nil {
 		t.Fatal(err)
 	}
-	script := fmt.Sprintf(`use IO::Socket::UNIX; $SIG{PIPE} = "IGNORE"; my $s = IO::Socket::UNIX->new("%s") or die "dial: $!";
+	script := fmt.Sprintf(`use IO::Socket::UNIX; $SIG{PIPE} = "IGNORE";
+		my $s = IO::Socket::UNIX->new("%s") or die "dial: $!";
 		print $s "GET /v1/status HTTP/1.0\r\n\r\n"; my $got = join("", <$s>); print "got<$got>";`, path)
 	if _, err := exec.LookPath("perl"); err != nil {
 		t.Skip("needs perl, to be another user's client")

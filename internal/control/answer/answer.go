@@ -126,8 +126,10 @@ type Finding struct {
 func Findings(list []model.Finding) []Finding {
 	out := make([]Finding, 0, len(list))
 	for _, f := range list {
-		out = append(out, Finding{Severity: f.Severity.String(), Kind: f.Kind, Object: f.Object, Reason: f.Reason,
-			Message: f.Message})
+		out = append(out, Finding{
+			Severity: f.Severity.String(), Kind: f.Kind, Object: f.Object, Reason: f.Reason,
+			Message: f.Message,
+		})
 	}
 	slices.SortStableFunc(out, func(x, y Finding) int {
 		return cmp.Or(cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Object, y.Object), cmp.Compare(x.Reason, y.Reason),

@@ -69,17 +69,27 @@ func half(addrs ...string) []Endpoint {
 
 func wantedRows() []Row {
 	return []Row{
-		{Family: "IPv4", Service: "shop/closed", Kind: "load-balancer", Frontend: "203.0.113.11:80", Proto: "tcp",
-			Do: "drop", Reason: "SourceNotAllowed", Filtered: true},
-		{Family: "IPv4", Service: "shop/empty", Kind: "cluster-ip", Frontend: "10.70.0.11:53", Proto: "udp",
-			Do: "reject", Reason: "NoEndpoints"},
-		{Family: "IPv4", Service: "shop/far:http", Kind: "node-port", Frontend: "*:30081", Proto: "tcp",
-			Do: "drop", Reason: "NoLocalEndpoints", Endpoints: half("10.60.2.11:8080")},
-		{Family: "IPv4", Service: "shop/web:http", Kind: "cluster-ip", Frontend: "10.70.0.10:80", Proto: "tcp",
-			Do: "forward", AffinitySeconds: 10800, Endpoints: half("10.60.1.11:8080", "10.60.2.11:8080")},
-		{Family: "IPv4", Service: "shop/web:http", Kind: "load-balancer", Frontend: "203.0.113.10:80", Proto: "tcp",
+		{
+			Family: "IPv4", Service: "shop/closed", Kind: "load-balancer", Frontend: "203.0.113.11:80", Proto: "tcp",
+			Do: "drop", Reason: "SourceNotAllowed", Filtered: true,
+		},
+		{
+			Family: "IPv4", Service: "shop/empty", Kind: "cluster-ip", Frontend: "10.70.0.11:53", Proto: "udp",
+			Do: "reject", Reason: "NoEndpoints",
+		},
+		{
+			Family: "IPv4", Service: "shop/far:http", Kind: "node-port", Frontend: "*:30081", Proto: "tcp",
+			Do: "drop", Reason: "NoLocalEndpoints", Endpoints: half("10.60.2.11:8080"),
+		},
+		{
+			Family: "IPv4", Service: "shop/web:http", Kind: "cluster-ip", Frontend: "10.70.0.10:80", Proto: "tcp",
+			Do: "forward", AffinitySeconds: 10800, Endpoints: half("10.60.1.11:8080", "10.60.2.11:8080"),
+		},
+		{
+			Family: "IPv4", Service: "shop/web:http", Kind: "load-balancer", Frontend: "203.0.113.10:80", Proto: "tcp",
 			Do: "forward", AffinitySeconds: 10800, Filtered: true, Allow: []string{"198.51.100.0/24"},
-			Endpoints: half("10.60.1.11:8080", "10.60.2.11:8080"), LocalEndpoints: half("10.60.1.11:8080")},
+			Endpoints: half("10.60.1.11:8080", "10.60.2.11:8080"), LocalEndpoints: half("10.60.1.11:8080"),
+		},
 	}
 }
 
@@ -95,16 +105,25 @@ func kernelRows() []backend.Row {
 	a, b := netip.MustParseAddrPort("10.60.1.11:8080"), netip.MustParseAddrPort("10.60.2.11:8080")
 	both := []backend.RowEndpoint{{Addr: b, Share: 0.5001}, {Addr: a, Share: 0.4999}}
 	return []backend.Row{
-		{Service: "shop/closed", Kind: "load-balancer", Frontend: "203.0.113.11:80", Proto: "tcp", Do: "forward", Reason: "none"},
+		{
+			Service: "shop/closed", Kind: "load-balancer", Frontend: "203.0.113.11:80", Proto: "tcp", Do: "forward",
+			Reason: "none",
+		},
 		{Service: "shop/empty", Frontend: "10.70.0.11:53", Proto: "udp", Do: "reject", Reason: "NoEndpoints"},
 		{Service: "shop/far:http", Frontend: ":30081", Proto: "tcp", Do: "drop", Reason: "NoLocalEndpoints"},
-		{Service: "shop/far:http", Kind: "node-port", Frontend: ":30081", Proto: "tcp", Do: "forward",
-			Endpoints: []backend.RowEndpoint{{Addr: b, Share: 1}}},
-		{Service: "shop/web:http", Kind: "cluster-ip", Frontend: "10.70.0.10:80", Proto: "tcp", Do: "forward",
-			Affinity: 3 * time.Hour, Endpoints: both},
-		{Service: "shop/web:http", Kind: "load-balancer", Frontend: "203.0.113.10:80", Proto: "tcp", Do: "forward",
+		{
+			Service: "shop/far:http", Kind: "node-port", Frontend: ":30081", Proto: "tcp", Do: "forward",
+			Endpoints: []backend.RowEndpoint{{Addr: b, Share: 1}},
+		},
+		{
+			Service: "shop/web:http", Kind: "cluster-ip", Frontend: "10.70.0.10:80", Proto: "tcp", Do: "forward",
+			Affinity: 3 * time.Hour, Endpoints: both,
+		},
+		{
+			Service: "shop/web:http", Kind: "load-balancer", Frontend: "203.0.113.10:80", Proto: "tcp", Do: "forward",
 			Affinity: 3 * time.Hour, Allow: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, Endpoints: both,
-			LocalEndpoints: []backend.RowEndpoint{{Addr: a, Share: 1}}},
+			LocalEndpoints: []backend.RowEndpoint{{Addr: a, Share: 1}},
+		},
 	}
 }
 
@@ -123,8 +142,10 @@ func TestKernelRowsReadLikeWantedOnes(t *testing.T) {
 func TestAFrontendIsComparedWithTheKernels(t *testing.T) {
 	type drift struct{ Service, Frontend, Drift, Detail string }
 	none := []drift{
-		{"shop/closed", "203.0.113.11:80", DriftNone, ""}, {"shop/empty", "10.70.0.11:53", DriftNone, ""},
-		{"shop/far:http", "*:30081", DriftNone, ""}, {"shop/web:http", "10.70.0.10:80", DriftNone, ""},
+		{"shop/closed", "203.0.113.11:80", DriftNone, ""},
+		{"shop/empty", "10.70.0.11:53", DriftNone, ""},
+		{"shop/far:http", "*:30081", DriftNone, ""},
+		{"shop/web:http", "10.70.0.10:80", DriftNone, ""},
 		{"shop/web:http", "203.0.113.10:80", DriftNone, ""},
 	}
 	with := func(i int, d, detail string) []drift {
@@ -138,23 +159,35 @@ func TestAFrontendIsComparedWithTheKernels(t *testing.T) {
 	}{
 		"nothing": {func(r []backend.Row) []backend.Row { return r }, none},
 		"gone":    {func(r []backend.Row) []backend.Row { return append(r[:1], r[2:]...) }, with(1, DriftMissing, "")},
-		"another verdict": {func(r []backend.Row) []backend.Row { r[1].Do = "drop"; return r },
-			with(1, DriftChanged, "the kernel has drop instead of reject")},
-		"another Service": {func(r []backend.Row) []backend.Row { r[4].Service = "shop/old"; return r },
-			with(3, DriftChanged, "the kernel has it for shop/old")},
-		"no affinity": {func(r []backend.Row) []backend.Row { r[4].Affinity = 0; return r },
-			with(3, DriftChanged, "the kernel has an affinity of 0 s instead of 10800 s")},
-		"an open filter": {func(r []backend.Row) []backend.Row { r[5].Allow = nil; return r },
-			with(4, DriftChanged, "the kernel admits every source instead of 198.51.100.0/24")},
-		"an endpoint less": {func(r []backend.Row) []backend.Row { r[4].Endpoints = r[4].Endpoints[1:]; return r },
-			with(3, DriftChanged, "the kernel has it without 10.60.2.11:8080")},
+		"another verdict": {
+			func(r []backend.Row) []backend.Row { r[1].Do = "drop"; return r },
+			with(1, DriftChanged, "the kernel has drop instead of reject"),
+		},
+		"another Service": {
+			func(r []backend.Row) []backend.Row { r[4].Service = "shop/old"; return r },
+			with(3, DriftChanged, "the kernel has it for shop/old"),
+		},
+		"no affinity": {
+			func(r []backend.Row) []backend.Row { r[4].Affinity = 0; return r },
+			with(3, DriftChanged, "the kernel has an affinity of 0 s instead of 10800 s"),
+		},
+		"an open filter": {
+			func(r []backend.Row) []backend.Row { r[5].Allow = nil; return r },
+			with(4, DriftChanged, "the kernel admits every source instead of 198.51.100.0/24"),
+		},
+		"an endpoint less": {
+			func(r []backend.Row) []backend.Row { r[4].Endpoints = r[4].Endpoints[1:]; return r },
+			with(3, DriftChanged, "the kernel has it without 10.60.2.11:8080"),
+		},
 		"an endpoint more": {func(r []backend.Row) []backend.Row {
 			r[3].Endpoints = append(r[3].Endpoints, backend.RowEndpoint{Addr: netip.MustParseAddrPort("10.60.9.9:1")})
 			return r
 		}, with(2, DriftChanged, "the kernel has it with 10.60.9.9:1")},
 		"uneven shares": {func(r []backend.Row) []backend.Row {
-			r[4].Endpoints = []backend.RowEndpoint{{Addr: r[4].Endpoints[0].Addr, Share: 0.9},
-				{Addr: r[4].Endpoints[1].Addr, Share: 0.1}}
+			r[4].Endpoints = []backend.RowEndpoint{
+				{Addr: r[4].Endpoints[0].Addr, Share: 0.9},
+				{Addr: r[4].Endpoints[1].Addr, Share: 0.1},
+			}
 			return r
 		}, with(3, DriftChanged, "the kernel has it 10.60.1.11:8080 with 10.0 % instead of 50.0 %, "+
 			"10.60.2.11:8080 with 90.0 % instead of 50.0 %")},
@@ -163,8 +196,10 @@ func TestAFrontendIsComparedWithTheKernels(t *testing.T) {
 			return r
 		}, with(4, DriftChanged, "the kernel has it without 10.60.1.11:8080, with 10.60.1.12:8080")},
 		"something that nobody wants": {func(r []backend.Row) []backend.Row {
-			return append(r, backend.Row{Service: "old/one", Kind: "cluster-ip", Frontend: "10.70.9.9:1", Proto: "tcp",
-				Do: "reject"})
+			return append(r, backend.Row{
+				Service: "old/one", Kind: "cluster-ip", Frontend: "10.70.9.9:1", Proto: "tcp",
+				Do: "reject",
+			})
 		}, append(append([]drift{}, none...), drift{"old/one", "10.70.9.9:1", DriftExtra, ""})},
 	}
 	for name, tc := range tests {
@@ -196,7 +231,8 @@ func TestAFailingPortIsSaidOnItsFrontends(t *testing.T) {
 			want = Row{Drift: DriftMissing, Detail: "why"}
 		}
 		if r.Drift != want.Drift || r.Detail != want.Detail {
-			t.Errorf("%s %s has drift %q, %q; want %q, %q", r.Service, r.Frontend, r.Drift, r.Detail, want.Drift, want.Detail)
+			t.Errorf("%s %s has drift %q, %q; want %q, %q",
+				r.Service, r.Frontend, r.Drift, r.Detail, want.Drift, want.Detail)
 		}
 	}
 }
@@ -206,8 +242,12 @@ func TestAListingIsRestrictedToWhatWasAskedFor(t *testing.T) {
 		namespace, service string
 		want               []string
 	}{
-		"everything":                {"", "", []string{"a/web:http", "a/web:dns", "a/web2", "b/web:http", "Service a/web", "Service a/web2", "Node n"}},
-		"a namespace":               {"a", "", []string{"a/web:http", "a/web:dns", "a/web2", "Service a/web", "Service a/web2"}},
+		"everything": {"", "", []string{
+			"a/web:http", "a/web:dns", "a/web2", "b/web:http", "Service a/web", "Service a/web2", "Node n",
+		}},
+		"a namespace": {"a", "", []string{
+			"a/web:http", "a/web:dns", "a/web2", "Service a/web", "Service a/web2",
+		}},
 		"a name":                    {"", "web", []string{"a/web:http", "a/web:dns", "b/web:http", "Service a/web"}},
 		"a name in a namespace":     {"b", "web", []string{"b/web:http"}},
 		"namespace and name as one": {"", "a/web", []string{"a/web:http", "a/web:dns", "Service a/web"}},
@@ -219,8 +259,11 @@ func TestAListingIsRestrictedToWhatWasAskedFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := Listing{
 				Rows: []Row{{Service: "a/web:http"}, {Service: "a/web:dns"}, {Service: "a/web2"}, {Service: "b/web:http"}},
-				Findings: []Finding{{Kind: "Service", Object: "a/web"}, {Kind: "Service", Object: "a/web2"},
-					{Kind: "Node", Object: "n"}},
+				Findings: []Finding{
+					{Kind: "Service", Object: "a/web"},
+					{Kind: "Service", Object: "a/web2"},
+					{Kind: "Node", Object: "n"},
+				},
 			}
 			l.Select(tc.namespace, tc.service)
 			var got []string
@@ -239,17 +282,22 @@ func TestAListingIsRestrictedToWhatWasAskedFor(t *testing.T) {
 
 func TestRowsAreSortedByServiceFamilyAndKind(t *testing.T) {
 	l := Listing{Rows: []Row{
-		{Service: "b/x", Family: "IPv4", Kind: "cluster-ip"}, {Service: "a/x", Family: "IPv6", Kind: "cluster-ip"},
-		{Service: "a/x", Family: "IPv4", Kind: "node-port"}, {Service: "a/x", Family: "IPv4", Kind: "load-balancer"},
-		{Service: "a/x", Family: "IPv4", Kind: "cluster-ip", Frontend: "2"}, {Service: "a/x", Family: "IPv4", Kind: "cluster-ip", Frontend: "1"},
+		{Service: "b/x", Family: "IPv4", Kind: "cluster-ip"},
+		{Service: "a/x", Family: "IPv6", Kind: "cluster-ip"},
+		{Service: "a/x", Family: "IPv4", Kind: "node-port"},
+		{Service: "a/x", Family: "IPv4", Kind: "load-balancer"},
+		{Service: "a/x", Family: "IPv4", Kind: "cluster-ip", Frontend: "2"},
+		{Service: "a/x", Family: "IPv4", Kind: "cluster-ip", Frontend: "1"},
 	}}
 	l.Sort()
 	var got []string
 	for _, r := range l.Rows {
 		got = append(got, strings.TrimSpace(r.Service+" "+r.Family+" "+r.Kind+" "+r.Frontend))
 	}
-	want := []string{"a/x IPv4 cluster-ip 1", "a/x IPv4 cluster-ip 2", "a/x IPv4 load-balancer", "a/x IPv4 node-port",
-		"a/x IPv6 cluster-ip", "b/x IPv4 cluster-ip"}
+	want := []string{
+		"a/x IPv4 cluster-ip 1", "a/x IPv4 cluster-ip 2", "a/x IPv4 load-balancer", "a/x IPv4 node-port",
+		"a/x IPv6 cluster-ip", "b/x IPv4 cluster-ip",
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("order (-want +got):\n%s", diff)
 	}

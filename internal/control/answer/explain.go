@@ -147,11 +147,15 @@ func (tr *Trace) addSteps(bt backend.Trace) {
 }
 
 func explain(p forward.Packet, o forward.Outcome) Trace {
-	tr := Trace{Packet: PacketOf(p), Verdict: o.Do.String(), Reason: reasonText(o.Reason),
-		Explanation: sentence(p, o, "", nil)}
+	tr := Trace{
+		Packet: PacketOf(p), Verdict: o.Do.String(), Reason: reasonText(o.Reason),
+		Explanation: sentence(p, o, "", nil),
+	}
 	for _, c := range o.Choices {
-		tr.Choices = append(tr.Choices, Choice{Endpoint: c.Endpoint.String(), Share: 1 / float64(len(o.Choices)),
-			SNAT: c.SNAT})
+		tr.Choices = append(tr.Choices, Choice{
+			Endpoint: c.Endpoint.String(), Share: 1 / float64(len(o.Choices)),
+			SNAT: c.SNAT,
+		})
 	}
 	return tr
 }

@@ -54,8 +54,8 @@ func TestATableExplainsWhatItDoesWithAPacket(t *testing.T) {
 		}},
 		"without endpoint on this node": {"8.8.8.8", "10.20.0.11:30081", "eth0", Trace{
 			Verdict: "drop", Reason: "NoLocalEndpoints", Service: "shop/far:http", Kind: "node-port", Frontend: "*:30081",
-			Client: "any", Explanation: "shop/far:http has usable endpoints, but none on this node, and its traffic policy " +
-				"is Local: the packet is dropped and the client waits until it gives up",
+			Client: "any", Explanation: "shop/far:http has usable endpoints, but none on this node, and its traffic " +
+				"policy is Local: the packet is dropped and the client waits until it gives up",
 		}},
 		"without any endpoint": {"8.8.8.8", "10.70.0.11:53/udp", "eth0", Trace{
 			Verdict: "reject", Reason: "NoEndpoints", Service: "shop/empty", Kind: "cluster-ip", Frontend: "10.70.0.11:53",
@@ -65,8 +65,8 @@ func TestATableExplainsWhatItDoesWithAPacket(t *testing.T) {
 		"from a source that may not": {"8.8.8.8", "203.0.113.10:80", "eth0", Trace{
 			Verdict: "drop", Reason: "SourceNotAllowed", Service: "shop/web:http", Kind: "load-balancer",
 			Frontend: "203.0.113.10:80", AffinitySeconds: 10800, Filtered: true, Allow: []string{"198.51.100.0/24"},
-			Explanation: "8.8.8.8 is not in the source ranges of shop/web:http (198.51.100.0/24): the packet is dropped and " +
-				"the client waits until it gives up",
+			Explanation: "8.8.8.8 is not in the source ranges of shop/web:http (198.51.100.0/24): the packet is dropped " +
+				"and the client waits until it gives up",
 		}},
 		"to no Service": {"8.8.8.8", "10.70.0.10:81", "eth0", Trace{
 			Verdict:     "pass",
@@ -92,8 +92,10 @@ func TestRulesThatDoSomethingElseAreReported(t *testing.T) {
 	tests := map[string]struct{ outcome, want string }{
 		"the same":       {"forward 10.60.1.11:8080 10.60.2.11:8080 snat=no", ""},
 		"one of several": {"forward 10.60.2.11:8080 snat=no", ""},
-		"another endpoint": {"forward 10.60.9.9:1 snat=no",
-			`the rules do "forward 10.60.9.9:1 snat=no" where "forward 10.60.1.11:8080 10.60.2.11:8080 snat=no" is wanted`},
+		"another endpoint": {
+			"forward 10.60.9.9:1 snat=no",
+			`the rules do "forward 10.60.9.9:1 snat=no" where "forward 10.60.1.11:8080 10.60.2.11:8080 snat=no" is wanted`,
+		},
 		"another verdict": {"drop", `the rules do "drop" where "forward 10.60.1.11:8080 10.60.2.11:8080 snat=no" is wanted`},
 	}
 	for name, tc := range tests {
@@ -117,24 +119,35 @@ func TestRulesThatDoSomethingElseAreReported(t *testing.T) {
 func TestWhatTheKernelAloneTellsNamesTheService(t *testing.T) {
 	rows := []Row{
 		{Service: "a/np", Kind: "node-port", Frontend: "*:80", Proto: "tcp"},
-		{Service: "a/ip", Kind: "cluster-ip", Frontend: "10.70.0.10:80", Proto: "tcp", Filtered: true, Allow: []string{"10.0.0.0/8"}},
+		{
+			Service: "a/ip", Kind: "cluster-ip", Frontend: "10.70.0.10:80", Proto: "tcp", Filtered: true,
+			Allow: []string{"10.0.0.0/8"},
+		},
 		{Service: "a/udp", Kind: "cluster-ip", Frontend: "10.70.0.11:80", Proto: "udp"},
 	}
 	tests := map[string]struct {
 		dst, outcome string
 		want         Trace
 	}{
-		"by its address": {"10.70.0.10:80", "drop reason=SourceNotAllowed", Trace{Verdict: "drop",
-			Reason: "SourceNotAllowed", Service: "a/ip", Kind: "cluster-ip", Frontend: "10.70.0.10:80", Filtered: true,
+		"by its address": {"10.70.0.10:80", "drop reason=SourceNotAllowed", Trace{
+			Verdict: "drop",
+			Reason:  "SourceNotAllowed", Service: "a/ip", Kind: "cluster-ip", Frontend: "10.70.0.10:80", Filtered: true,
 			Allow: []string{"10.0.0.0/8"}, Explanation: "8.8.8.8 is not in the source ranges of a/ip (10.0.0.0/8): " +
-				"the packet is dropped and the client waits until it gives up"}},
-		"by its node port": {"10.20.0.11:80", "reject reason=NoEndpoints", Trace{Verdict: "reject", Reason: "NoEndpoints",
+				"the packet is dropped and the client waits until it gives up",
+		}},
+		"by its node port": {"10.20.0.11:80", "reject reason=NoEndpoints", Trace{
+			Verdict: "reject", Reason: "NoEndpoints",
 			Service: "a/np", Kind: "node-port", Frontend: "*:80",
-			Explanation: "a/np has no usable endpoint anywhere in the cluster: the client is refused at once"}},
-		"not at all": {"10.20.0.11:81", "drop", Trace{Verdict: "drop",
-			Explanation: "The packet is dropped and the client waits until it gives up"}},
-		"nor when it passes": {"10.70.0.11:80", "pass", Trace{Verdict: "pass",
-			Explanation: "10.70.0.11:80/tcp is not an address of a Service on this node, so the packet is left alone"}},
+			Explanation: "a/np has no usable endpoint anywhere in the cluster: the client is refused at once",
+		}},
+		"not at all": {"10.20.0.11:81", "drop", Trace{
+			Verdict:     "drop",
+			Explanation: "The packet is dropped and the client waits until it gives up",
+		}},
+		"nor when it passes": {"10.70.0.11:80", "pass", Trace{
+			Verdict:     "pass",
+			Explanation: "10.70.0.11:80/tcp is not an address of a Service on this node, so the packet is left alone",
+		}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +157,8 @@ func TestWhatTheKernelAloneTellsNamesTheService(t *testing.T) {
 				t.Fatal(err)
 			}
 			tc.want.Packet = PacketOf(p)
-			if diff := cmp.Diff(tc.want, FromObjects(p, backend.Trace{Outcome: o}, rows), cmpopts.EquateEmpty()); diff != "" {
+			got := FromObjects(p, backend.Trace{Outcome: o}, rows)
+			if diff := cmp.Diff(tc.want, got, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("trace (-want +got):\n%s", diff)
 			}
 		})
@@ -153,22 +167,28 @@ func TestWhatTheKernelAloneTellsNamesTheService(t *testing.T) {
 
 func TestPacketsAreReadFromACommandLine(t *testing.T) {
 	tests := map[string]struct{ src, dst, want string }{
-		"IPv4":                          {"10.0.0.1", "10.96.0.1:443", "10.0.0.1:0 10.96.0.1:443 tcp"},
-		"with a source port":            {"10.0.0.1:99", "10.96.0.1:443/tcp", "10.0.0.1:99 10.96.0.1:443 tcp"},
-		"UDP in capitals":               {"10.0.0.1", "10.96.0.1:53/UDP", "10.0.0.1:0 10.96.0.1:53 udp"},
-		"SCTP":                          {"10.0.0.1", "10.96.0.1:53/sctp", "10.0.0.1:0 10.96.0.1:53 sctp"},
-		"IPv6":                          {"fd00::1", "[fd00::2]:443", "[fd00::1]:0 [fd00::2]:443 tcp"},
-		"IPv6 source in brackets":       {"[fd00::1]", "[fd00::2]:443", "[fd00::1]:0 [fd00::2]:443 tcp"},
-		"IPv6 source with a port":       {"[fd00::1]:9", "[fd00::2]:443", "[fd00::1]:9 [fd00::2]:443 tcp"},
-		"IPv4 mapped into IPv6":         {"::ffff:10.0.0.1", "[::ffff:10.0.0.2]:1", "10.0.0.1:0 10.0.0.2:1 tcp"},
-		"a destination without port":    {"10.0.0.1", "10.96.0.1", `error: destination "10.96.0.1" is not ADDRESS:PORT`},
-		"an IPv6 one without brackets":  {"fd00::1", "fd00::2:443", `error: destination "fd00::2:443" is not ADDRESS:PORT`},
-		"port 0":                        {"10.0.0.1", "10.96.0.1:0", `error: destination "10.96.0.1:0" is not ADDRESS:PORT`},
-		"an unknown protocol":           {"10.0.0.1", "10.96.0.1:1/icmp", `error: protocol "icmp" of the destination is not tcp, udp or sctp`},
-		"an empty protocol":             {"10.0.0.1", "10.96.0.1:1/", `error: protocol "" of the destination`},
-		"a name as source":              {"web", "10.96.0.1:1", `error: source "web" is not ADDRESS or ADDRESS:PORT`},
-		"an empty source":               {"", "10.96.0.1:1", `error: source "" is not`},
-		"source of the other IP family": {"fd00::1", "10.96.0.1:1", `error: source fd00::1 and destination 10.96.0.1 are of different IP families`},
+		"IPv4":                         {"10.0.0.1", "10.96.0.1:443", "10.0.0.1:0 10.96.0.1:443 tcp"},
+		"with a source port":           {"10.0.0.1:99", "10.96.0.1:443/tcp", "10.0.0.1:99 10.96.0.1:443 tcp"},
+		"UDP in capitals":              {"10.0.0.1", "10.96.0.1:53/UDP", "10.0.0.1:0 10.96.0.1:53 udp"},
+		"SCTP":                         {"10.0.0.1", "10.96.0.1:53/sctp", "10.0.0.1:0 10.96.0.1:53 sctp"},
+		"IPv6":                         {"fd00::1", "[fd00::2]:443", "[fd00::1]:0 [fd00::2]:443 tcp"},
+		"IPv6 source in brackets":      {"[fd00::1]", "[fd00::2]:443", "[fd00::1]:0 [fd00::2]:443 tcp"},
+		"IPv6 source with a port":      {"[fd00::1]:9", "[fd00::2]:443", "[fd00::1]:9 [fd00::2]:443 tcp"},
+		"IPv4 mapped into IPv6":        {"::ffff:10.0.0.1", "[::ffff:10.0.0.2]:1", "10.0.0.1:0 10.0.0.2:1 tcp"},
+		"a destination without port":   {"10.0.0.1", "10.96.0.1", `error: destination "10.96.0.1" is not ADDRESS:PORT`},
+		"an IPv6 one without brackets": {"fd00::1", "fd00::2:443", `error: destination "fd00::2:443" is not ADDRESS:PORT`},
+		"port 0":                       {"10.0.0.1", "10.96.0.1:0", `error: destination "10.96.0.1:0" is not ADDRESS:PORT`},
+		"an unknown protocol": {
+			"10.0.0.1", "10.96.0.1:1/icmp",
+			`error: protocol "icmp" of the destination is not tcp, udp or sctp`,
+		},
+		"an empty protocol": {"10.0.0.1", "10.96.0.1:1/", `error: protocol "" of the destination`},
+		"a name as source":  {"web", "10.96.0.1:1", `error: source "web" is not ADDRESS or ADDRESS:PORT`},
+		"an empty source":   {"", "10.96.0.1:1", `error: source "" is not`},
+		"source of the other IP family": {
+			"fd00::1", "10.96.0.1:1",
+			`error: source fd00::1 and destination 10.96.0.1 are of different IP families`,
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
