@@ -104,6 +104,7 @@ func TestDetectStopsWithItsContext(t *testing.T) {
 
 func TestDetectOnTheKernelLeavesNoTableBehind(t *testing.T) {
 	forEachKind(t, func(t *testing.T, family model.Family, flavour Flavour) {
+		t.Helper()
 		tables := openKernel(t, family, flavour)
 		restore(t, tables, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n")
 		got, reason, err := Detect(t.Context(), family)
@@ -132,6 +133,7 @@ func TestDetectOnTheKernelLeavesNoTableBehind(t *testing.T) {
 
 func TestProbeOnTheKernelLeavesNoChainBehind(t *testing.T) {
 	forEachKind(t, func(t *testing.T, family model.Family, flavour Flavour) {
+		t.Helper()
 		tables := openKernel(t, family, flavour)
 		for f, err := range Probe(t.Context(), tables, family, Features()...) {
 			if err != nil && !errors.Is(err, ErrUnsupported) {

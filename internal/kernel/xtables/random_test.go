@@ -17,6 +17,7 @@ import (
 func TestFakeAndKernelAgreeOnRandomPayloads(t *testing.T) {
 	const payloads = 100
 	forEachKind(t, func(t *testing.T, family model.Family, flavour Flavour) {
+		t.Helper()
 		kernel, fake := openKernel(t, family, flavour), NewFake(family, flavour)
 		refusals := 0
 		for seed := range uint64(payloads) {
