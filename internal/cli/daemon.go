@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -38,6 +39,7 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 		return err
 	}
 	setOOMScore(cfg.OOMScoreAdj, log)
+	saveMemory()
 	ln, err := control.Listen(cfg.Socket)
 	if errors.Is(err, control.ErrInUse) {
 		return err
@@ -88,6 +90,17 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	}
 	log.Info("Stopped, all rules stay")
 	return nil
+}
+
+// gcPercent trades processor time at the first sync, where almost all allocation happens, for memory: at 10,000 Services
+// it lowers the peak by a tenth or more.
+const gcPercent = 50
+
+// saveMemory makes the garbage collector run more often, unless the environment says how often.
+func saveMemory() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 }
 
 // setOOMScore asks the kernel to spare this process. Containers often may not: that is no reason to end.
