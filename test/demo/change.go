@@ -15,19 +15,18 @@ import (
 
 // A daemon is turnout on one node.
 type daemon struct {
-	cmd         *netns.Cmd
-	args        []string
+	cmd  *netns.Cmd
+	args []string
+	// socket is relative to the work directory.
 	socket, log string
 	ended       chan struct{}
 }
 
 // startDaemon starts turnout on a node.
 func (s *story) startDaemon(ctx context.Context, node string) error {
-	d := &daemon{
-		socket: filepath.Join(s.dir, node+".sock"), log: filepath.Join(s.dir, node+".log"), ended: make(chan struct{}),
-	}
+	d := &daemon{socket: node + ".sock", log: filepath.Join(s.tool.dir, node+".log"), ended: make(chan struct{})}
 	d.args = []string{
-		"proxy", "--proxy-mode", s.tool.mode, "--manifests", s.manifests(), "--hostname-override", node,
+		"proxy", "--proxy-mode", s.tool.mode, "--manifests", manifests, "--hostname-override", node,
 		"--cluster-cidr", clusterCIDR, "--socket", d.socket,
 	}
 	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -36,7 +35,7 @@ func (s *story) startDaemon(ctx context.Context, node string) error {
 	}
 	defer func() { _ = log.Close() }() // the daemon has a copy
 	d.cmd = s.lab.Host(node).Command(ctx, s.tool.binary, d.args...)
-	d.cmd.Stdout, d.cmd.Stderr = log, log
+	d.cmd.Dir, d.cmd.Stdout, d.cmd.Stderr = s.tool.dir, log, log
 	if err := d.cmd.Start(); err != nil {
 		return err
 	}
@@ -128,7 +127,7 @@ const quiet = 500 * time.Millisecond
 func (s *story) scale(ctx context.Context) error {
 	s.out.section("An endpoint is scaled away while traffic runs")
 	s.out.say("200 new connections a second and 50 long ones with a heartbeat, from pod c1 and from client far.")
-	running := s.startTraffic()
+	running := s.startTraffic() //nolint:contextcheck // a load ends when it is stopped
 	defer stopAll(running)
 	if !wait(ctx, 2*time.Second) {
 		return errInterrupted
@@ -136,7 +135,7 @@ func (s *story) scale(ctx context.Context) error {
 	before := tallies(running)
 	s.out.bars("with three endpoints", []string{"s1", "s2", "s3"}, before.ByServer, before.Failures())
 	changed := time.Now()
-	if err := removeEndpoint(filepath.Join(s.manifests(), endpointsFile), "s3"); err != nil {
+	if err := removeEndpoint(filepath.Join(s.tool.dir, manifests, endpointsFile), "s3"); err != nil {
 		return err
 	}
 	s.out.say("", "Pod s3 leaves "+endpointsFile+" now ...")
@@ -158,15 +157,17 @@ func (s *story) scale(ctx context.Context) error {
 
 // judge says whether a load met no failure at all.
 func (s *story) judge(t netns.Tally) {
-	s.out.promise(t.Failures() == 0, fmt.Sprintf("%d new connections and %d heartbeats: %d failed, none refused, reset or lost",
-		t.Opened, t.Pings, t.Failures()))
+	s.out.promise(t.Failures() == 0, fmt.Sprintf(
+		"%d new connections and %d heartbeats: %d refused, reset, lost or misdirected", t.Opened, t.Pings, t.Failures()))
 	if t.Failures() > 0 {
 		s.out.say(t.String())
 	}
 }
 
 // untilQuiet waits until a server gets no new connection any more, and tells when the last one came.
-func (s *story) untilQuiet(ctx context.Context, running []*netns.Traffic, server string, start time.Time) (time.Duration, error) {
+func (s *story) untilQuiet(
+	ctx context.Context, running []*netns.Traffic, server string, start time.Time,
+) (time.Duration, error) {
 	last, at := -1, start
 	for {
 		now := time.Now()
@@ -189,7 +190,7 @@ func (s *story) untilQuiet(ctx context.Context, running []*netns.Traffic, server
 func (s *story) kill(ctx context.Context) error {
 	s.out.section("The daemon of node na is killed (kill -9), and comes back")
 	s.out.say("Rules stay in the kernel. The new daemon finds them, takes them over, and disturbs nobody.")
-	running := s.startTraffic()
+	running := s.startTraffic() //nolint:contextcheck // a load ends when it is stopped
 	defer stopAll(running)
 	if !wait(ctx, time.Second) {
 		return errInterrupted

@@ -52,10 +52,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 
 // show picks what can be shown here.
 func show(ctx context.Context, o options, out io.Writer) error {
-	if _, err := os.Stat(o.binary); err != nil {
-		return fmt.Errorf("there is no program %s: run make build first", o.binary)
+	t, err := newTool(o)
+	if err != nil {
+		return err
 	}
-	t := newTool(o)
+	defer t.close()
 	if err := t.knowsMode(ctx); err != nil {
 		return err
 	}
@@ -66,10 +67,7 @@ func show(ctx context.Context, o options, out io.Writer) error {
 	if err := install(ctx, s); err != nil {
 		return err
 	}
-	story, err := newStory(t, s)
-	if err != nil {
-		return err
-	}
+	story := newStory(t, s)
 	defer story.close()
 	if err := story.tell(ctx); err != nil {
 		return err
@@ -91,9 +89,14 @@ func offline(ctx context.Context, t *tool, s *screen) error {
 		args    []string
 	}{
 		{"What node na would forward", []string{"ls"}},
-		{"What would happen to a client far away that dials the web shop", []string{"trace", "198.51.100.7", "192.0.2.10:80"}},
-		{"The same client at the admin console, which admits the nodes' network only",
-			[]string{"trace", "198.51.100.7", "192.0.2.20:80"}},
+		{
+			"What would happen to a client far away that dials the web shop",
+			[]string{"trace", "198.51.100.7", "192.0.2.10:80"},
+		},
+		{
+			"The same client at the admin console, which admits the nodes' network only",
+			[]string{"trace", "198.51.100.7", "192.0.2.20:80"},
+		},
 		{"A pod that dials a Service without endpoints", []string{"trace", "10.60.1.21", "10.70.1.99:80"}},
 	}
 	for _, step := range steps {

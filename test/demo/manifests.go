@@ -9,14 +9,21 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// endpointsFile is the file that the demo changes.
-const endpointsFile = "web-endpoints.yaml"
+// manifests is the directory that the daemons read, relative to the work directory; endpointsFile is the file in it that
+// the demo changes.
+const (
+	manifests     = "manifests"
+	endpointsFile = "web-endpoints.yaml"
+)
 
 // copyManifests copies the YAML files of a directory.
 func copyManifests(from, to string) error {
 	files, err := filepath.Glob(filepath.Join(from, "*.yaml"))
-	if err != nil || len(files) == 0 {
-		return fmt.Errorf("directory %s has no YAML files (%v)", from, err)
+	if err != nil {
+		return fmt.Errorf("list the examples in %s: %w", from, err)
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("directory %s has no YAML files", from)
 	}
 	for _, f := range files {
 		text, err := os.ReadFile(f)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -26,27 +24,21 @@ const patience = 15 * time.Second
 type story struct {
 	tool  *tool
 	out   *screen
-	dir   string
 	lab   *netns.Lab
 	nodes map[string]*daemon
 }
 
-func newStory(t *tool, s *screen) (*story, error) {
-	dir, err := os.MkdirTemp("", "turnout-demo-")
-	if err != nil {
-		return nil, fmt.Errorf("make a work directory: %w", err)
-	}
-	return &story{tool: t, out: s, dir: dir, nodes: map[string]*daemon{}}, nil
+func newStory(t *tool, s *screen) *story {
+	return &story{tool: t, out: s, nodes: map[string]*daemon{}}
 }
 
 func (s *story) close() {
-	if s.lab != nil {
-		if err := s.lab.Close(); err != nil {
-			s.out.say("(while tidying up: " + err.Error() + ")")
-		}
+	if s.lab == nil {
+		return
 	}
-	// What is left of the directory is small, and in the system's place for temporary files.
-	_ = os.RemoveAll(s.dir)
+	if err := s.lab.Close(); err != nil {
+		s.out.say("(while tidying up: " + err.Error() + ")")
+	}
 }
 
 func (s *story) tell(ctx context.Context) error {
@@ -93,7 +85,8 @@ func (s *story) buildCluster(context.Context) error {
 			return err
 		}
 	}
-	s.out.say("", fmt.Sprintf("Built in %v. Nobody answers on a Service address yet:", time.Since(start).Round(time.Millisecond)))
+	took := time.Since(start).Round(time.Millisecond)
+	s.out.say("", fmt.Sprintf("Built in %v. Nobody answers on a Service address yet:", took))
 	r := lab.Host("c1").Dial(netns.Call{To: netip.MustParseAddrPort("10.70.1.10:80"), Timeout: time.Second})
 	s.out.promise(r.Kind != netns.OK, fmt.Sprintf("c1 -> web 10.70.1.10:80: %s", r.Kind))
 	return nil
@@ -101,14 +94,8 @@ func (s *story) buildCluster(context.Context) error {
 
 func (s *story) startDaemons(ctx context.Context) error {
 	s.out.section("Turnout starts on both nodes")
-	s.out.say("It reads Services and EndpointSlices from a directory of YAML, a copy of "+s.tool.manifests+".",
+	s.out.say("It reads Services and EndpointSlices from a directory of YAML, a copy of "+s.tool.source+".",
 		"In a cluster it takes them from the API server instead, with kube-proxy's own flags and configuration file.")
-	if err := os.Mkdir(s.manifests(), 0o755); err != nil {
-		return fmt.Errorf("make a directory for manifests: %w", err)
-	}
-	if err := copyManifests(s.tool.manifests, s.manifests()); err != nil {
-		return err
-	}
 	start := time.Now()
 	for _, node := range []string{"na", "nb"} {
 		if err := s.startDaemon(ctx, node); err != nil {
@@ -123,11 +110,10 @@ func (s *story) startDaemons(ctx context.Context) error {
 			return err
 		}
 	}
-	s.out.say("", fmt.Sprintf("All rules in place on both nodes %v after the start.", time.Since(start).Round(time.Millisecond)))
+	took := time.Since(start).Round(time.Millisecond)
+	s.out.say("", fmt.Sprintf("All rules in place on both nodes %v after the start.", took))
 	return nil
 }
-
-func (s *story) manifests() string { return filepath.Join(s.dir, "manifests") }
 
 // awaitAnswer waits until a host gets an answer.
 func (s *story) awaitAnswer(ctx context.Context, host, to string) error {

@@ -102,7 +102,12 @@ func (h *Host) Do(f func() error) (err error) {
 	return f()
 }
 
-func enter(ns *os.File) error { return unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET) }
+func enter(ns *os.File) error {
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("setns: %w", err)
+	}
+	return nil
+}
 
 // Sysctl sets a kernel setting of the host's namespace, given with dots or slashes ("net.ipv4.ip_forward").
 func (h *Host) Sysctl(name, value string) error {

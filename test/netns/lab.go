@@ -48,18 +48,18 @@ type Lab struct {
 }
 
 // Start builds a Lab for a test and removes it at the test's end. Without root it skips the test.
-func Start(t testing.TB, topology Topology) *Lab {
-	t.Helper()
+func Start(tb testing.TB, topology Topology) *Lab {
+	tb.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root for network namespaces; run it with: make test-netns (as root), or go test -exec sudo")
+		tb.Skip("needs root for network namespaces; run it with: make test-netns (as root), or go test -exec sudo")
 	}
 	lab, err := New(topology)
 	if err != nil {
-		t.Fatalf("build the lab: %v", err)
+		tb.Fatalf("build the lab: %v", err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := lab.Close(); err != nil {
-			t.Errorf("remove the lab: %v", err)
+			tb.Errorf("remove the lab: %v", err)
 		}
 	})
 	return lab

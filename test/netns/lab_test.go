@@ -316,6 +316,7 @@ func TestNothingIsLeftOfAKilledProcess(t *testing.T) {
 // runUntilKilled builds a lab with a child process of its own, and puts one end of a link into the namespace that this
 // process itself was started in.
 func runUntilKilled(t *testing.T) {
+	t.Helper()
 	lab := Start(t, Topology{Nodes: 1})
 	if err := lab.Host("na").Command(t.Context(), "sleep", "1000").Start(); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -107,11 +108,7 @@ func (s *Server) Close() {
 func (s *Server) Received() (total int, byClient map[netip.AddrPort]int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	byClient = make(map[netip.AddrPort]int, len(s.received))
-	for a, n := range s.received {
-		byClient[a] = n
-	}
-	return s.total, byClient
+	return s.total, maps.Clone(s.received)
 }
 
 // maxClients bounds what a server remembers of its clients, so that a long load does not fill the memory.

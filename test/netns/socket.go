@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -33,11 +34,11 @@ func (h *Host) socket(proto model.Protocol, is4 bool) (fd int, err error) {
 	if proto == model.UDP {
 		kind = unix.SOCK_DGRAM
 	}
-	err = h.Do(func() error {
+	doErr := h.Do(func() error {
 		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(proto))
-		return err
+		return nil
 	})
-	if err != nil {
+	if err := errors.Join(doErr, err); err != nil {
 		return -1, fmt.Errorf("open a %s socket in %s: %w", proto, h.Name, err)
 	}
 	return fd, nil
@@ -117,7 +118,7 @@ func (h *Host) connect(proto model.Protocol, from, to netip.AddrPort, deadline t
 			return nil, fmt.Errorf("bind to %s in %s: %w", from, h.Name, err)
 		}
 	}
-	if err := unix.Connect(fd, sockaddr(to)); err != nil && err != unix.EINPROGRESS { //nolint:errorlint // a bare errno
+	if err := unix.Connect(fd, sockaddr(to)); err != nil && err != unix.EINPROGRESS {
 		return nil, fmt.Errorf("connect to %s: %w", to, err)
 	}
 	if err := awaitConnected(f, deadline); err != nil {
@@ -155,10 +156,10 @@ func awaitConnected(f *os.File, deadline time.Time) error {
 func connected(fd int) (bool, error) {
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {
-		return true, err
+		return true, fmt.Errorf("read the state of the socket: %w", err)
 	}
 	if code != 0 {
-		return true, unix.Errno(code)
+		return true, unix.Errno(code) //nolint:wrapcheck // it is the answer; the caller says to what
 	}
 	// The poller may wake up early: the socket has a peer only once it is connected.
 	_, err = unix.Getpeername(fd)

@@ -60,7 +60,8 @@ func rules() []rule {
 		},
 		{
 			in: []string{"internal/watch"}, imports: []string{
-				"internal/forward", "internal/backend", "internal/kernel", "internal/loop", "internal/config", "internal/cli",
+				"internal/forward", "internal/backend", "internal/kernel", "internal/loop", "internal/config",
+				"internal/cli",
 			},
 			reason: "a source turns objects into model values and decides no policy",
 		},

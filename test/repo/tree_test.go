@@ -124,7 +124,7 @@ func TestEveryPackageHasOneComment(t *testing.T) {
 		}
 		comments[s.dir] = append(comments[s.dir], s.path)
 		if len(strings.Fields(s.comment)) < 12 {
-			t.Errorf("%s: the package comment says too little: what the package decides, and what it must not import", s.path)
+			t.Errorf("%s: the package comment does not say what the package decides and must not import", s.path)
 		}
 	}
 	for dir := range packages {

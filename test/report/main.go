@@ -75,7 +75,7 @@ func (r *report) read(in io.Reader, out io.Writer) error {
 				return lineErr
 			}
 		}
-		if err == io.EOF { //nolint:errorlint // a reader's end is the bare value
+		if err == io.EOF {
 			return nil
 		}
 		if err != nil {
@@ -87,8 +87,8 @@ func (r *report) read(in io.Reader, out io.Writer) error {
 func (r *report) line(line []byte, out io.Writer) error {
 	if line[0] != '{' {
 		// What the go command says itself, such as a failure to resolve a package.
-		_, err := out.Write(line)
-		return err
+		_, _ = out.Write(line) // a lost line on a closed terminal has no reader
+		return nil
 	}
 	var e event
 	if err := json.Unmarshal(line, &e); err != nil {

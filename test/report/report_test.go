@@ -51,7 +51,8 @@ func TestARunIsCountedAndJudged(t *testing.T) {
 		},
 		"a missing prerequisite is told and passes": {
 			passing + missing, false, true, "ok  \tx/a\t0.1s\n" +
-				"\nNot run, as something is missing:\n  c.TestC: needs root: run it with sudo\n\n1 passed, 0 failed, 1 skipped\n",
+				"\nNot run, as something is missing:\n  c.TestC: needs root: run it with sudo\n" +
+				"\n1 passed, 0 failed, 1 skipped\n",
 		},
 		"a missing prerequisite fails in CI": {
 			missing, true, false,
