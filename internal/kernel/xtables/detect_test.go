@@ -185,16 +185,21 @@ func TestProbeGivesThreeAnswers(t *testing.T) {
 		}
 	})
 	t.Run("a held lock tells nothing", func(t *testing.T) {
-		f := NewFake(model.IPv4, Legacy)
+		f, restores := NewFake(model.IPv4, Legacy), 0
 		f.Fail(func(op string, _ int) error {
 			if op == "restore" {
+				restores++
 				return ErrBusy
 			}
 			return nil
 		})
-		err := Probe(t.Context(), f, model.IPv4, FeatureBPF)[FeatureBPF]
-		if err == nil || errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrBusy) {
-			t.Errorf("got %v, want an error of class %v", err, ErrBusy)
+		for feature, err := range Probe(t.Context(), f, model.IPv4, FeatureDNAT, FeatureReject, FeatureBPF) {
+			if err == nil || errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrBusy) {
+				t.Errorf("%s: got %v, want an error of class %v", feature, err, ErrBusy)
+			}
+		}
+		if restores != 1 {
+			t.Errorf("%d attempts, each of which waits for the lock; want one", restores)
 		}
 	})
 	t.Run("a missing right tells nothing", func(t *testing.T) {

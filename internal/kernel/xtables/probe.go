@@ -117,7 +117,7 @@ func try(ctx context.Context, t Tables, family model.Family, features []Feature)
 	}
 	err := t.Restore(ctx, []byte(add.String()))
 	if errors.Is(err, ErrBusy) {
-		return err //nolint:wrapcheck // a *StepError says what was restored; without the lock nothing was
+		return err // without the lock nothing was restored
 	}
 	// Also after a failure: the first of two sections may be in effect. A chain that stays is flushed by the next probe.
 	if gone := t.Restore(ctx, []byte(remove.String())); err == nil && gone != nil {
