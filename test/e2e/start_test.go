@@ -76,7 +76,7 @@ func TestRulesStayWhenTheDaemonStops(t *testing.T) {
 }
 
 // heldFor is longer than the iptables tools wait for their lock, which is 5 s.
-const heldFor = 6 * time.Second
+const heldFor = 8 * time.Second
 
 func TestADaemonStartedWhileOthersHoldTheLockWorksOnceItIsReleased(t *testing.T) {
 	needRoot(t)
