@@ -205,6 +205,29 @@ func TestCleanUpsThatFailAreTriedAgain(t *testing.T) {
 	})
 }
 
+func TestFlowsOfARefusedPortAreDeletedOnceItIsInEffect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, c := startWithCleaner(t)
+		r.sync(dns(), dnsAt("10.244.0.1"))
+		r.settle()
+		c.set(func(c *fakeCleaner) { c.flows, c.calls = []flow.Flow{flowTo("10.244.0.1")}, nil })
+		r.kernel().set(func(k *fakeKernel) { k.refuse = map[string]error{"default/dns/udp": errors.New("no")} })
+		r.sink(dnsAt("10.244.0.2"))
+		after(10 * time.Minute)
+		if c.count() != 0 {
+			t.Errorf("got %d clean-ups, want none: the old rules would make the same flows again", c.count())
+		}
+		r.wantMetric("turnout_failed_ports", 1)
+		r.kernel().set(func(k *fakeKernel) { k.refuse = nil })
+		after(time.Minute)
+		if len(c.left()) != 0 {
+			t.Errorf("flows: got %v, want none", c.left())
+		}
+		r.wantMetric("turnout_failed_ports", 0)
+		r.stop()
+	})
+}
+
 func TestACleanUpDoesNotDelayRules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, c := startWithCleaner(t)
@@ -301,6 +324,85 @@ func TestHealthIsToldWhatWaits(t *testing.T) {
 	})
 }
 
+func TestHealthCountsAChangeThatCameDuringASlowRoundFromItsArrival(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync(service("web", "10.96.0.1"))
+		r.settle()
+		r.kernel().set(func(k *fakeKernel) { k.applyTakes = 10 * time.Second })
+		r.sink(slice("web", "10.244.0.1"))
+		after(3 * time.Second)
+		arrived := time.Now()
+		r.sink(slice("web", "10.244.0.2"))
+		after(8 * time.Second)
+		if got := r.health.since(model.IPv4); !got.Equal(arrived) {
+			t.Errorf("queued since %v, want %v", got, arrived)
+		}
+		r.stop()
+	})
+}
+
+func TestHealthIsToldOfAFirstSyncThatNeverEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.kernel().set(func(k *fakeKernel) { k.applyTakes = time.Hour })
+		began := time.Now()
+		r.sync()
+		if got := r.health.since(model.IPv4); !got.Equal(began) {
+			t.Errorf("queued since %v, want since the sources were complete at %v", got, began)
+		}
+		r.stop()
+	})
+}
+
+func TestTheEarliestTriggerOfASliceIsKeptUntilItIsInEffect(t *testing.T) {
+	at := func(s int64) (objectKey, item) {
+		e := slice("web", "10.244.0.1")
+		return objectKey{sliceKind, e.Slice.Name}, item{event: e, trigger: time.Unix(s, 0)}
+	}
+	waiting, later := newChanges(), newChanges()
+	for _, s := range []int64{3, 2, 4} {
+		key, it := at(s)
+		waiting.add(model.IPv4, key, it)
+	}
+	key, it := at(9)
+	later.add(model.IPv4, key, it)
+	waiting.merge(&later)
+	if got := waiting.settle(nil); len(got) != 1 || !got[0].Equal(time.Unix(2, 0)) {
+		t.Errorf("got triggers %v, want the one at 2 s", got)
+	}
+	if len(waiting.slices)+len(later.slices) != 0 {
+		t.Error("changes stayed after they were in effect")
+	}
+}
+
+func TestOfSeveralTriggersThatWaitTheEarliestCounts(t *testing.T) {
+	b := newInbox()
+	at := func(s int64) model.Event {
+		e := slice("web", "10.244.0.1")
+		e.Slice.Trigger = time.Unix(s, 0)
+		return e
+	}
+	gone := at(0)
+	gone.Delete = true
+	for name, tc := range map[string]struct {
+		events []model.Event
+		want   time.Time
+	}{
+		"in order":            {[]model.Event{at(1), at(2), at(3)}, time.Unix(1, 0)},
+		"out of order":        {[]model.Event{at(3), at(1), at(2)}, time.Unix(1, 0)},
+		"without one":         {[]model.Event{at(2), slice("web", "10.244.0.2")}, time.Unix(2, 0)},
+		"deleted":             {[]model.Event{at(1), gone}, time.Time{}},
+		"deleted, then again": {[]model.Event{at(1), gone, at(4)}, time.Unix(4, 0)},
+	} {
+		b.put(tc.events...)
+		got := b.take().items[objectKey{sliceKind, model.Name{Namespace: "default", Name: "web-1"}}]
+		if !got.trigger.Equal(tc.want) {
+			t.Errorf("%s: got %v, want %v", name, got.trigger, tc.want)
+		}
+	}
+}
+
 func TestTriggerTimesBecomeTheProgrammingLatency(t *testing.T) {
 	const name = "kubeproxy_network_programming_duration_seconds"
 	synctest.Test(t, func(t *testing.T) {
@@ -371,6 +473,26 @@ func TestFindingsAreLoggedWhenTheyAppearAndStandUntilTheyAreGone(t *testing.T) {
 			t.Errorf("got findings %v after they were put right, want none", got)
 		}
 		r.wantMetric("kubeproxy_sync_proxy_rules_service_changes_total", 12)
+		r.stop()
+	})
+}
+
+func TestWhatBothFamiliesFindIsToldOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, func(c *Config) {
+			for i := range c.Families {
+				c.Families[i].Builder = forward.NewBuilder(forward.Config{
+					Family: c.Families[i].Family, NodeName: "na", NodePortAddresses: []string{"nonsense"},
+				})
+			}
+		}, model.IPv4, model.IPv6)
+		r.sync()
+		if got := len(r.events.reasons()); got != 1 {
+			t.Errorf("got events %v, want 1", r.events.reasons())
+		}
+		if got := r.look().Findings; len(got) != 1 {
+			t.Errorf("got findings %v, want 1", got)
+		}
 		r.stop()
 	})
 }

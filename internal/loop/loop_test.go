@@ -83,6 +83,31 @@ func TestARestartAdoptsWhatIsRightAndReplacesWhatIsNot(t *testing.T) {
 	})
 }
 
+func TestARestartThatFindsEverythingRightWritesNothing(t *testing.T) {
+	for _, eager := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := start(t, nil)
+			r.kernel().set(func(k *fakeKernel) {
+				k.eager = eager
+				k.objects["base"], k.objects[web] = "always", "10.244.0.1:8080"
+			})
+			r.sync(service("web", "10.96.0.1"), slice("web", "10.244.0.1"))
+			if got := r.kernel().written(); len(got) != 0 {
+				t.Errorf("got writes %v, want none", got)
+			}
+			r.settle()
+			began := time.Now()
+			r.sink(service("db", "10.96.0.2"))
+			after(time.Second)
+			want := []write{{at: time.Millisecond, what: []string{db}}}
+			if diff := cmp.Diff(want, r.since(began), seeWrites); diff != "" {
+				t.Errorf("writes for a change (-want +got):\n%s", diff)
+			}
+			r.stop()
+		})
+	}
+}
+
 func TestChangesAreAppliedAtOnceThenPaced(t *testing.T) {
 	const ms = time.Millisecond
 	tests := map[string]struct {
@@ -262,6 +287,29 @@ func TestAFailedSyncIsTriedAgainWithGrowingDelays(t *testing.T) {
 	})
 }
 
+func TestEachEpisodeOfFailureStartsWithAShortDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.sync(service("web", "10.96.0.1"))
+		for i := range 3 {
+			r.settle()
+			r.kernel().set(func(k *fakeKernel) { k.fail = errors.New("no") })
+			r.sink(slice("web", fmt.Sprintf("10.244.0.%d", i+1)))
+			after(time.Second)
+			r.kernel().set(func(k *fakeKernel) { k.fail = nil })
+			began := time.Now()
+			after(time.Second)
+			if got := r.since(began); len(got) != 1 {
+				t.Errorf("episode %d: got writes %v within a second, want 1", i+1, got)
+			}
+		}
+		if got := r.log.count("level=ERROR"); got != 3 {
+			t.Errorf("got %d error lines, want one for each of 3 episodes", got)
+		}
+		r.stop()
+	})
+}
+
 func TestARetryStartsWithReadingBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, nil)
@@ -340,6 +388,9 @@ func TestARefusedPortIsTriedAgainAloneAndTheRestGoesOn(t *testing.T) {
 		if got := r.log.count("level=ERROR"); got != 1 {
 			t.Errorf("got %d error lines, want 1 for the episode:\n%s", got, r.log)
 		}
+		if ok, partial := r.rounds("ok"), r.rounds("partial"); ok != 0 || partial < float64(len(tries)) {
+			t.Errorf("rounds: got %v ok and %v partial, want all partial", ok, partial)
+		}
 		want := []string{"PortRefused default/web"}
 		if diff := cmp.Diff(want, r.events.reasons()); diff != "" {
 			t.Errorf("events (-want +got):\n%s", diff)
@@ -351,6 +402,23 @@ func TestARefusedPortIsTriedAgainAloneAndTheRestGoesOn(t *testing.T) {
 		}
 		if v := r.look().Families[0]; len(v.Ports) != 0 {
 			t.Errorf("ports that do not work: got %v, want none", v.Ports)
+		}
+		r.stop()
+	})
+}
+
+func TestChangesOfOthersDoNotPutOffARefusedPort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.kernel().set(func(k *fakeKernel) { k.refuse = map[string]error{web: errors.New("no")} })
+		r.sync(service("web", "10.96.0.1"), service("db", "10.96.0.2"))
+		for i := range 10 {
+			r.sink(slice("db", fmt.Sprintf("10.244.0.%d", i+1)))
+			after(300 * time.Millisecond)
+		}
+		// Due were only the tries after 1 s and 3 s, so the next is 4 s after those.
+		if next := time.Until(r.look().Families[0].Ports[0].NextRetry); next > 4*time.Second {
+			t.Errorf("the next try is in %v, want at most 4 s", next)
 		}
 		r.stop()
 	})
@@ -457,16 +525,36 @@ func TestAPanicOfTheBuilderIsTriedAgainWithEverythingThatChanged(t *testing.T) {
 	})
 }
 
+// rounds gives the number of rounds with a result.
+func (r *rig) rounds(result string) float64 {
+	families, err := r.metrics.Gatherer().Gather()
+	if err != nil {
+		r.t.Fatalf("gather: %v", err)
+	}
+	for _, f := range families {
+		if f.GetName() != "turnout_rounds_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			if m.GetLabel()[1].GetValue() == result {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
 type panickyBuilder struct {
 	Builder
 	panics atomic.Bool
 }
 
 func (b *panickyBuilder) Update(s *model.Snapshot, d model.Dirty, h forward.Host) forward.Delta {
+	delta := b.Builder.Update(s, d, h)
 	if b.panics.Load() {
-		panic("update went wrong")
+		panic("update went wrong, with the table changed already")
 	}
-	return b.Builder.Update(s, d, h)
+	return delta
 }
 
 func TestShutdownLeavesTheKernelAlone(t *testing.T) {

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -194,6 +195,92 @@ func TestFamiliesThatShareAFingerprintDoNotSuspectEachOther(t *testing.T) {
 	})
 }
 
+func TestWhichFingerprintsOwnWritesExplain(t *testing.T) {
+	four, six := &family{}, &family{}
+	w := newWrites()
+	w.add(six, "0", "1")
+	mark := w.mark()
+	w.add(six, "1", "2")
+	w.add(four, "2", "3")
+	w.add(six, "3", "4")
+	w.add(six, "7", "8")
+	for name, tc := range map[string]struct {
+		mark     int
+		from, to string
+		want     bool
+	}{
+		"no change":                                {mark, "1", "1", true},
+		"one write of another":                     {mark, "1", "2", true},
+		"own writes are no excuse":                 {mark, "2", "3", false},
+		"a write from before the fingerprint":      {mark, "0", "1", false},
+		"a chain of another's writes":              {0, "0", "2", true},
+		"somebody else's change after another's":   {mark, "1", "5", false},
+		"somebody else's change between two":       {mark, "3", "8", false},
+		"somebody else undid what another's wrote": {mark, "1", "0", false},
+	} {
+		if got := w.explain(four, tc.mark, tc.from, tc.to); got != tc.want {
+			t.Errorf("%s: %s to %s: got %v, want %v", name, tc.from, tc.to, got, tc.want)
+		}
+	}
+	for range 2 * keptWrites {
+		w.add(six, "8", "9")
+	}
+	if got := len(w.list); got != keptWrites {
+		t.Errorf("kept %d writes, want %d", got, keptWrites)
+	}
+	if w.explain(four, mark, "1", "9") {
+		t.Error("forgotten writes explained a change")
+	}
+	if mark := w.mark(); w.explain(four, mark, "8", "9") || mark != 2*keptWrites+5 {
+		t.Errorf("at mark %d an earlier write explained a change", mark)
+	}
+}
+
+func TestAQueryHasItsTurnAmongEndlessRounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, func(c *Config) { c.MinSyncPeriod = 0 })
+		r.sync(service("web", "10.96.0.1"))
+		r.kernel().set(func(k *fakeKernel) { k.applyTakes = time.Second })
+		ctx, cancel := context.WithCancel(t.Context())
+		storm := make(chan struct{})
+		go func() {
+			defer close(storm)
+			for i := 0; ctx.Err() == nil; i++ {
+				r.sink(slice("web", fmt.Sprintf("10.244.%d.%d", i/200%200, i%200+1)))
+				time.Sleep(10 * time.Millisecond)
+			}
+		}()
+		time.Sleep(5 * time.Second)
+		began := time.Now()
+		if _, err := r.Trace(t.Context(), model.IPv4, testPacket()); err != nil {
+			t.Errorf("Trace: %v", err)
+		}
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the answer took %v, want at most one round", took)
+		}
+		cancel()
+		<-storm
+		r.stop()
+	})
+}
+
+func TestAQueryWhoseAskerHasGoneEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, nil)
+		r.kernel().set(func(k *fakeKernel) { k.applyTakes = time.Minute })
+		r.sync(service("web", "10.96.0.1"))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := r.Inspect(ctx, model.IPv4); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want the end of the context", err)
+		}
+		r.stop()
+		if _, err := r.Inspect(t.Context(), model.IPv4); !errors.Is(err, errStopped) {
+			t.Errorf("after the end: got %v, want %v", err, errStopped)
+		}
+	})
+}
+
 // startShared starts a loop with two families whose kernels have one fingerprint.
 func startShared(t *testing.T) *rig {
 	t.Helper()
@@ -357,6 +444,7 @@ func TestARepairThatFailsIsTriedAgainAndCountedOnce(t *testing.T) {
 func TestDriftThatAQueryFindsIsShownThenRepairedAndCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, func(c *Config) { c.PulsePeriod = time.Hour })
+		r.kernel().set(func(k *fakeKernel) { k.eager = true })
 		r.sync(service("web", "10.96.0.1"))
 		r.settle()
 		r.kernel().set(func(k *fakeKernel) { clear(k.objects) })
