@@ -109,6 +109,14 @@ func TestTheOfflineListShowsWhatWouldBeProgrammed(t *testing.T) {
 	}
 }
 
+func TestWhatIsWrongWithObjectsStandsBelowTheList(t *testing.T) {
+	got := run(t, "turnout", "ls", "--manifests", "testdata/broken", "--node", "na")
+	if got.status != 0 || got.stderr != "" {
+		t.Errorf("status %d, stderr %q", got.status, got.stderr)
+	}
+	golden(t, "ls-broken.txt", got.stdout)
+}
+
 func TestAListOfNothingSaysSo(t *testing.T) {
 	for name, args := range map[string][]string{
 		"an empty directory":   {"ls", "--manifests", "testdata/empty", "--node", "na"},

@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/turnout-proxy/turnout/internal/control"
 	"github.com/turnout-proxy/turnout/internal/control/answer"
 	"github.com/turnout-proxy/turnout/test/netns"
 )
@@ -223,6 +224,17 @@ func TestADaemonServesIsAskedAndLeavesItsRules(t *testing.T) {
 					return fmt.Sprint(l.Families[0].Drifts, l.Families[1].Drifts), nil
 				}, "1 0")
 			})
+			t.Run("the forwarding tables can be read", func(t *testing.T) {
+				var text bytes.Buffer
+				if err := control.NewClient(n.socket).Table(t.Context(), &text); err != nil {
+					t.Fatal(err)
+				}
+				for _, line := range []string{"context IPv4 node=na", "context IPv6 node=na", "port shop/empty/tcp"} {
+					if !strings.Contains(text.String(), line) {
+						t.Errorf("the tables lack %q:\n%s", line, &text)
+					}
+				}
+			})
 			t.Run("the servers answer", func(*testing.T) { n.checkServers() })
 
 			if status := n.stop(); status != statusOK {
@@ -319,4 +331,48 @@ func (n *node) get(url, want string) error {
 		return fmt.Errorf("status %d, body %q lacks %q", resp.StatusCode, body.String(), want)
 	}
 	return nil
+}
+
+func TestWhatKubeProxyLeftIsSeenAndCleanedUp(t *testing.T) {
+	payload, err := os.ReadFile(filepath.Join("testdata", "kube-proxy.rules"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, flavour := range []string{"nft", "legacy"} {
+		t.Run(flavour, func(t *testing.T) {
+			n := newNode(t)
+			restore := n.host.Command(t.Context(), "iptables-"+flavour+"-restore")
+			restore.Stdin = bytes.NewReader(payload)
+			if out, err := restore.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			golden(t, "left-ls.txt", n.turnout("ls").stdout)
+			got := n.turnout("trace", "10.60.1.21", "10.70.0.10:80", "--in", "eth0")
+			golden(t, "left-trace.txt", got.stdout)
+			if got.status != statusOK {
+				t.Errorf("trace: status %d, %s", got.status, got.stderr)
+			}
+			if got := n.turnout("cleanup"); got.status != statusOK || got.stderr != "" {
+				t.Errorf("cleanup: %+v", got)
+			}
+			var left []string
+			for _, table := range []string{"mangle", "filter", "nat"} {
+				for _, line := range rules(n.tool("iptables-"+flavour+"-save", "-t", table)) {
+					left = append(left, table+" "+strings.TrimSuffix(line, " - [0:0]"))
+				}
+			}
+			want := []string{
+				"mangle :KUBE-IPTABLES-HINT", "mangle :KUBE-KUBELET-CANARY",
+				"filter :KUBE-FIREWALL", "filter :KUBE-KUBELET-CANARY", "filter -A INPUT -j KUBE-FIREWALL",
+				"filter -A FORWARD -j OTHER", "filter -A OUTPUT -j KUBE-FIREWALL",
+				`filter -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet ` +
+					`connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`,
+				"filter -A OTHER -s 192.0.2.77/32 -j DROP",
+				"nat :KUBE-KUBELET-CANARY", "nat -A PREROUTING -j OTHER", "nat -A OTHER -s 192.0.2.77/32 -j ACCEPT",
+			}
+			if diff := cmp.Diff(want, left); diff != "" {
+				t.Errorf("what is left (-want +got):\n%s", diff)
+			}
+		})
+	}
 }

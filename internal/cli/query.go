@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -80,11 +81,14 @@ func (d *daemon) Listing(ctx context.Context) (answer.Listing, error) {
 		f := &m.families[i]
 		read, err := d.loop.Inspect(ctx, f.family)
 		if err != nil {
-			return l, err
+			// The other family can still be read, and what is wanted of this one is known.
+			f.answer.Error = cmp.Or(f.answer.Error, err.Error())
+			l.Rows = append(l.Rows, answer.Wanted(f.family, f.ports)...)
+		} else {
+			f.answer.Objects, f.answer.Pending = read.Observed.Objects(), read.Drift
+			l.Rows = append(l.Rows, f.rows(&read, m.synced)...)
 		}
-		f.answer.Objects, f.answer.Pending = read.Observed.Objects(), read.Drift
 		l.Families = append(l.Families, f.answer)
-		l.Rows = append(l.Rows, f.rows(&read, m.synced)...)
 	}
 	return l, nil
 }
