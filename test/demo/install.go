@@ -9,14 +9,22 @@ import (
 	"os/exec"
 )
 
-// install makes sure that the iptables tools are there. On Debian and its descendants it gets them.
-func install(ctx context.Context, s *screen) error {
+// installed tells whether the iptables tools are there, in either flavour.
+func installed() bool {
 	for _, name := range []string{"iptables-restore", "iptables-nft-restore", "iptables-legacy-restore"} {
 		for _, dir := range []string{"", "/usr/sbin/", "/sbin/"} {
 			if _, err := exec.LookPath(dir + name); err == nil {
-				return nil
+				return true
 			}
 		}
+	}
+	return false
+}
+
+// install makes sure that the iptables tools are there. On Debian and its descendants it gets them.
+func install(ctx context.Context, s *screen) error {
+	if installed() {
+		return nil
 	}
 	apt, err := exec.LookPath("apt-get")
 	if err != nil {

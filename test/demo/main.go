@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"syscall"
 )
@@ -43,7 +44,12 @@ func run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	o.colour = isTerminal(stdout)
-	if err := show(ctx, o, stdout); err != nil {
+	err := show(ctx, o, stdout)
+	var inner *exec.ExitError
+	if errors.As(err, &inner) && inner.ExitCode() > 0 {
+		return inner.ExitCode() // the demo in the user namespace has said why
+	}
+	if err != nil {
 		_, _ = fmt.Fprintln(stderr, "demo:", err)
 		return 1
 	}
@@ -52,6 +58,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 
 // show picks what can be shown here.
 func show(ctx context.Context, o options, out io.Writer) error {
+	if os.Getenv(insideEnv) == "probe" {
+		return probeInside()
+	}
 	t, err := newTool(o)
 	if err != nil {
 		return err
@@ -61,11 +70,15 @@ func show(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	s := newScreen(out, o.colour)
-	if os.Geteuid() != 0 {
-		return offline(ctx, t, s)
-	}
-	if err := install(ctx, s); err != nil {
-		return err
+	switch {
+	case os.Geteuid() != 0:
+		return unprivileged(ctx, t, s)
+	case os.Getenv(insideEnv) != "":
+		s.say("Not root, so all of this happens in a user namespace.", "")
+	default:
+		if err := install(ctx, s); err != nil {
+			return err
+		}
 	}
 	story := newStory(t, s)
 	defer story.close()
@@ -79,9 +92,9 @@ func show(ctx context.Context, o options, out io.Writer) error {
 }
 
 // offline shows what needs no root: the same objects, decided without touching the kernel.
-func offline(ctx context.Context, t *tool, s *screen) error {
+func offline(ctx context.Context, t *tool, s *screen, why string) error {
 	s.title("Turnout, without root")
-	s.say("The whole demo builds a cluster out of network namespaces, and for that it needs root:",
+	s.say("The whole demo builds a cluster out of network namespaces, and for that it needs root here ("+why+"):",
 		"  sudo make demo", "",
 		"What follows needs nothing: the tools work from a directory of YAML alone, too.")
 	steps := []struct {
