@@ -54,6 +54,7 @@ func openLane(ctx context.Context, cfg *config.Config, f model.Family, log *slog
 		routeLocalnet(log)
 	}
 	options := iptablesOptions(cfg, f, flavour)
+	options.AcceptInvalid = conntrackIsLiberal(log)
 	adapt(&options, xtables.Probe(ctx, tables, f, xtables.FeatureBPF, xtables.FeatureRandomFully), log)
 	return loop.Family{
 		Family: f, Builder: builder, Backend: iptables.New(tables, options), Cleaner: cleaner{f, conntrack.Kernel{}},
@@ -72,6 +73,18 @@ func adapt(o *iptables.Options, probed map[xtables.Feature]error, log *slog.Logg
 				logkey.Err, err)
 		}
 	}
+}
+
+// conntrackIsLiberal tells whether the node was told to let TCP packets pass that connection tracking calls invalid. A
+// rule that drops them would undo that.
+func conntrackIsLiberal(log *slog.Logger) bool {
+	const name = "net/netfilter/nf_conntrack_tcp_be_liberal"
+	value, err := sysctl.New(sysctl.ProcSys).ReadInt(name)
+	if err != nil || value == 0 {
+		return false
+	}
+	log.Info("Left out the rule that drops invalid packets, as connection tracking is liberal", logkey.Object, name)
+	return true
 }
 
 // routeLocalnet lets packets from 127.0.0.1 leave after a NodePort on it was translated. Without it NodePorts do not

@@ -106,7 +106,7 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 		delete(c.refused, n)
 		c.count(t, n)
 	}
-	if compact := c.endpoints > c.opt.CompactAbove && !c.opt.NoBPF; full || compact != c.compact {
+	if compact := c.layout(); full || compact != c.compact {
 		c.compact = compact
 		c.want.jumps = c.opt.jumps(&c.ctx)
 		c.fixed()
@@ -129,6 +129,16 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 	}
 	c.flush()
 	return problems
+}
+
+// layout tells whether the compact layout is due. A table that shrinks keeps it for a while, so that one which hovers
+// around the bound is not written anew all the time.
+func (c *compiler) layout() bool {
+	bound := c.opt.CompactAbove
+	if c.compact {
+		bound -= bound / 4
+	}
+	return c.endpoints > bound && !c.opt.NoBPF
 }
 
 // sameRules tells whether two contexts give the same rules. The host's other addresses are left to the kernel, so that a
@@ -246,7 +256,7 @@ func (c *compiler) clear() {
 	for id := range c.want.chains {
 		c.drop(id)
 	}
-	c.want.jumps, c.endpoints = nil, 0
+	c.want.jumps, c.endpoints, c.compact = nil, 0, false
 	clear(c.ports)
 	clear(c.refused)
 	c.plant()

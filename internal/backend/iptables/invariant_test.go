@@ -86,7 +86,12 @@ func stepByStep(t *testing.T, seed uint64, family model.Family, opt Options) {
 				t.Fatalf("seed %d: %v %v", seed, r.Err, r.Failed)
 			}
 		}
-		want := newCompiler(opt)
+		fresh := opt // the layout may be that of a moment ago
+		fresh.CompactAbove = 1 << 30
+		if b.c.compact {
+			fresh.CompactAbove = -1
+		}
+		want := newCompiler(fresh)
 		want.update(builder.Table(), all(builder.Table()))
 		if diff := cmp.Diff(want.want.String(), b.Program().String()); diff != "" {
 			t.Fatalf("seed %d %s: program (-from scratch +step by step):\n%s", seed, family, diff)
@@ -331,3 +336,17 @@ func TestAPortThatTheKernelRefusesLeavesTheRestWorking(t *testing.T) {
 }
 
 var _ backend.Observed = (*Observation)(nil)
+
+func TestATableThatHoversAroundTheBoundKeepsItsLayout(t *testing.T) {
+	c := newCompiler(Options{Family: model.IPv4, CompactAbove: 100})
+	for _, step := range []struct {
+		endpoints int
+		want      bool
+	}{{100, false}, {101, true}, {100, true}, {76, true}, {75, false}, {100, false}, {101, true}} {
+		c.endpoints = step.endpoints
+		c.compact = c.layout()
+		if c.compact != step.want {
+			t.Errorf("%d endpoints: compact %v, want %v", step.endpoints, c.compact, step.want)
+		}
+	}
+}

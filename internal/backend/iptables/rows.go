@@ -57,8 +57,8 @@ func (r *reader) frontends(table, chain string, seen map[string]bool) {
 			continue
 		}
 		port := portOf(rule)
-		if port == 0 {
-			continue
+		if port == 0 || rule.Dst.Prefix.IsValid() && !rule.Dst.Prefix.IsSingleIP() {
+			continue // upstream counts loopback clients of a node port by a rule of its own
 		}
 		row := backend.Row{Proto: rule.Proto, Frontend: frontendText(rule, port)}
 		row.Service, row.Kind = nameOf(rule.Comment())
