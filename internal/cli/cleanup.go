@@ -30,7 +30,7 @@ func (a *app) cleanupCommand() *cobra.Command {
 	force, socket, flavour := false, config.DefaultSocket, string(config.FlavourAuto)
 	cmd := &cobra.Command{
 		Use: "cleanup", Short: "Remove all rules of Turnout and kube-proxy", Long: cleanupLong, Example: cleanupExample,
-		Args: noArgs,
+		Args: noArgs, ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch config.Flavour(flavour) {
 			case config.FlavourAuto, config.FlavourLegacy, config.FlavourNFT:

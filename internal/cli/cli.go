@@ -129,6 +129,12 @@ func (a *app) style(root *cobra.Command) {
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetGlobalNormalizationFunc(config.Normalize)
 	root.SetFlagErrorFunc(flagError)
+	for _, c := range append(root.Commands(), root) {
+		if c.Flags().Lookup("manifests") != nil {
+			// The error says only that the flag is absent.
+			_ = c.MarkFlagDirname("manifests")
+		}
+	}
 }
 
 // flagError says which flag is wrong, and which one might have been meant.

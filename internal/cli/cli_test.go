@@ -384,8 +384,10 @@ func TestShellsCompleteCommandsAndForms(t *testing.T) {
 		args []string
 		want string
 	}{
-		"commands": {[]string{"__complete", "tr"}, "trace\t"},
-		"forms":    {[]string{"__complete", "ls", "-o", ""}, "table\nwide\njson\nyaml\n"},
+		"commands":                         {[]string{"__complete", "tr"}, "trace\t"},
+		"no files where a Service belongs": {[]string{"__complete", "ls", ""}, ":4\n"},
+		"directories of manifests":         {[]string{"__complete", "ls", "--manifests", ""}, ":16\n"},
+		"forms":                            {[]string{"__complete", "ls", "-o", ""}, "table\nwide\njson\nyaml\n"},
 	} {
 		if got := run(t, "turnout", tc.args...); !strings.Contains(got.stdout, tc.want) {
 			t.Errorf("%s: %q does not contain %q", name, got.stdout, tc.want)

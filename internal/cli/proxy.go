@@ -28,7 +28,7 @@ func (a *app) proxyCommand() *cobra.Command {
 	version := "false"
 	cmd := &cobra.Command{
 		Use: "proxy", Short: "Run the daemon that forwards Service traffic", Long: proxyLong, Example: proxyExample,
-		Args: noArgs,
+		Args: noArgs, ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if version != "false" {
 				return written(fmt.Fprintln(a.stdout, a.versionText()))

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -91,6 +92,31 @@ func TestATraceShowsWhereTheRulesDisagree(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "trace-disagreement.txt", out.String())
+}
+
+func TestOfManyEndpointsATraceShowsSome(t *testing.T) {
+	for n, want := range map[int]struct {
+		lines int
+		last  string
+	}{
+		10: {10, "10.60.0.9:80"}, 11: {11, "10.60.0.10:80"}, 12: {11, "and 2 more, which -o json lists"},
+		1000: {11, "and 990 more, which -o json lists"},
+	} {
+		tr := answer.Trace{Verdict: "forward"}
+		for i := range n {
+			tr.Choices = append(tr.Choices, answer.Choice{Endpoint: fmt.Sprintf("10.60.0.%d:80", i)})
+		}
+		var out bytes.Buffer
+		if err := renderTrace(&out, &tr, colour(&out)); err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		_, list, _ := strings.Cut(out.String(), "endpoints")
+		if got := strings.Count(list, "\n"); got != want.lines || !strings.Contains(lines[len(lines)-1], want.last) {
+			t.Errorf("of %d endpoints %d lines are shown, the last one %q; want %d and %q",
+				n, got, lines[len(lines)-1], want.lines, want.last)
+		}
+	}
 }
 
 func TestColoursAreForTerminalsOnly(t *testing.T) {

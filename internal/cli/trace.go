@@ -41,7 +41,7 @@ func (a *app) traceCommand() *cobra.Command {
 	var hosts []string
 	cmd := &cobra.Command{
 		Use: "trace SRC DST:PORT[/PROTO]", Short: "Say what happens to a packet, and why", Long: traceLong,
-		Example: traceExample, Args: sourceAndDestination,
+		Example: traceExample, Args: sourceAndDestination, ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := answer.ParsePacket(args[0], args[1], in)
 			if err != nil {
@@ -137,6 +137,9 @@ func (a *app) printTrace(tr *answer.Trace, output string) error {
 	return renderTrace(a.stdout, tr, colour(a.stdout))
 }
 
+// mostChoices is how many endpoints a person is shown.
+const mostChoices = 10
+
 // renderTrace prints a trace for people: one fact a line, then the endpoints, then the kernel objects.
 func renderTrace(w io.Writer, tr *answer.Trace, p paint) error {
 	rows := [][]cell{fact("packet", packetText(&tr.Packet))}
@@ -159,6 +162,10 @@ func renderTrace(w io.Writer, tr *answer.Trace, p paint) error {
 	rows = append(rows, []cell{{text: "verdict"}, verdictCell(tr)})
 	add("why", tr.Explanation)
 	for i, c := range tr.Choices {
+		if i == mostChoices && len(tr.Choices) > mostChoices+1 {
+			rows = append(rows, fact("", fmt.Sprintf("and %d more, which -o json lists", len(tr.Choices)-i)))
+			break
+		}
 		rows = append(rows, []cell{{text: label("endpoints", i)}, {text: choiceText(c)}})
 	}
 	for i, s := range tr.Steps {

@@ -59,7 +59,7 @@ func (a *app) versionText() string {
 func (a *app) versionCommand() *cobra.Command {
 	output := outputText
 	cmd := &cobra.Command{
-		Use: "version", Short: "Print the version", Args: noArgs,
+		Use: "version", Short: "Print the version", Args: noArgs, ValidArgsFunction: cobra.NoFileCompletions,
 		Long: "Print the version of this binary and the kube-proxy release that it stands in for.\n\n" +
 			"Exit status: 0 printed, 2 wrong use.",
 		Example: "  turnout version\n  turnout version -o json",

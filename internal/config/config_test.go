@@ -516,6 +516,35 @@ func TestMistakesThatOnlyAStrictReaderSeesAreNoticedAndPassedOver(t *testing.T) 
 	}
 }
 
+// FuzzFile: whatever stands in a file, the answer is a configuration or an error of one line.
+func FuzzFile(f *testing.F) {
+	f.Add([]byte(header + "mode: iptables\nclusterCIDR: 10.0.0.0/8\nconntrack: {min: 1}\n"))
+	f.Add([]byte(header + "iptables: {masqueradeBit: 99, syncPeriod: -1s}\nhealthzBindAddress: '[::1'\n"))
+	f.Add([]byte(header + "logging: {format: json, flushFrequency: 5, vmodule: [{filePattern: a, verbosity: 1}]}\n"))
+	f.Add([]byte(header + "nodePortAddresses: [primary, '::/129', 1.2.3.4/0]\nbindAddress: '::ffff:1.2.3.4'\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, _, err := decode(data)
+		if err == nil {
+			applyDefaults(c)
+			err = validate(c)
+		}
+		if err != nil {
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("the error has more than one line: %q", err)
+			}
+			return
+		}
+		o := NewOptions()
+		cfg, err := o.build(c)
+		if err != nil {
+			return
+		}
+		if !cfg.Metrics.IsValid() || cfg.IPTables.SyncPeriod <= 0 || !cfg.BindAddress.IsValid() {
+			t.Errorf("an incomplete configuration was accepted: %+v", cfg)
+		}
+	})
+}
+
 func TestSettingsOfLaterVersionsAreKept(t *testing.T) {
 	got, _, err := complete(t, header+"ipvs: {scheduler: sh}\nwinkernel: {sourceVip: 1.2.3.4}\nportRange: 1-2\n")
 	if err != nil {

@@ -234,3 +234,21 @@ func TestWithoutAnInterfaceTheSourceTellsWhereAPacketComesFrom(t *testing.T) {
 		})
 	}
 }
+
+// FuzzParsePacket: what is read is written back in a form that reads the same.
+func FuzzParsePacket(f *testing.F) {
+	f.Add("10.0.0.1", "10.96.0.1:443/udp", "eth0")
+	f.Add("[fd00::1]:5", "[fd00::2]:443", "")
+	f.Add("::ffff:1.2.3.4", "[::ffff:1.2.3.4%eth0]:1/sctp", "?")
+	f.Fuzz(func(t *testing.T, src, dst, in string) {
+		p, err := ParsePacket(src, dst, in)
+		if err != nil {
+			return
+		}
+		text := PacketOf(p)
+		again, err := ParsePacket(text.Src, text.Dst+"/"+text.Proto, in)
+		if err != nil || again != p {
+			t.Errorf("%q %q reads as %+v and again as %+v, %v", src, dst, p, again, err)
+		}
+	})
+}
