@@ -32,7 +32,7 @@ func (a *app) lsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ls [SERVICE]", Aliases: []string{"list"}, Short: "List what the node forwards", Long: lsLong,
 		Example: lsExample,
-		Args:    atMostOne,
+		Args:    atMostOne, ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, _, err := o.Complete()
 			if err != nil {
