@@ -71,7 +71,7 @@ func Binary(ctx context.Context, name string, progress io.Writer) (string, error
 	}
 	// The name appears only when the program is complete.
 	half := path + ".half"
-	if _, err := b.command(ctx, "build", "-o", half, "k8s.io/kubernetes/cmd/"+name); err != nil {
+	if _, err := b.run(ctx, "build", "-o", half, command(name)); err != nil {
 		return "", err
 	}
 	if err := os.Rename(half, path); err != nil {
@@ -126,17 +126,15 @@ func (b builder) module(ctx context.Context) error {
 	if _, err := os.Stat(filepath.Join(b.dir, "go.sum")); err == nil {
 		return nil
 	}
-	tools := "//go:build tools\n\npackage tools\n\nimport (\n"
-	for _, name := range []string{APIServer, UpstreamProxy, ControllerManager} {
-		tools += fmt.Sprintf("\t_ \"k8s.io/kubernetes/cmd/%s\"\n", name)
-	}
+	tools := fmt.Sprintf("//go:build tools\n\npackage tools\n\nimport (\n\t_ %q\n\t_ %q\n\t_ %q\n)\n",
+		command(APIServer), command(UpstreamProxy), command(ControllerManager))
 	head := "module k8sbuild\n\ngo 1.26\n\nrequire k8s.io/kubernetes " + release + "\n"
-	for name, content := range map[string]string{"go.mod": head, "tools.go": tools + ")\n"} {
+	for name, content := range map[string]string{"go.mod": head, "tools.go": tools} {
 		if err := os.WriteFile(filepath.Join(b.dir, name), []byte(content), 0o644); err != nil {
 			return fmt.Errorf("write the module of the build: %w", err)
 		}
 	}
-	out, err := b.command(ctx, "mod", "download", "-json", "k8s.io/kubernetes@"+release)
+	out, err := b.run(ctx, "mod", "download", "-json", "k8s.io/kubernetes@"+release)
 	if err != nil {
 		return err
 	}
@@ -148,18 +146,23 @@ func (b builder) module(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the release's module file: %w", err)
 	}
+	var full bytes.Buffer
+	full.WriteString(head)
 	for _, m := range stagedModule.FindAllSubmatch(original, -1) {
-		head += fmt.Sprintf("\nreplace %s => %s %s\n", m[1], m[1], staged)
+		fmt.Fprintf(&full, "\nreplace %s => %s %s\n", m[1], m[1], staged)
 	}
-	if err := os.WriteFile(filepath.Join(b.dir, "go.mod"), []byte(head), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(b.dir, "go.mod"), full.Bytes(), 0o644); err != nil {
 		return fmt.Errorf("write the module of the build: %w", err)
 	}
-	_, err = b.command(ctx, "mod", "tidy")
+	_, err = b.run(ctx, "mod", "tidy")
 	return err
 }
 
-// command runs the go command in the module and gives its standard output.
-func (b builder) command(ctx context.Context, args ...string) ([]byte, error) {
+// command gives the package of a program.
+func command(name string) string { return "k8s.io/kubernetes/cmd/" + name }
+
+// run runs the go command in the module and gives its standard output.
+func (b builder) run(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = b.dir
 	// What the caller's build is told must not reach this one: race detector, coverage, vendoring, workspaces.

@@ -48,7 +48,8 @@ func newCertificates(dir string) (*certificates, error) {
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kube-apiserver"},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(validity),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, //nolint:forbidigo // crypto/x509 wants it
+		DNSNames:    []string{"localhost"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, //nolint:forbidigo // crypto/x509 wants it
 	}
 	der, err := x509.CreateCertificate(rand.Reader, server, authority, key.Public(), caKey)
 	if err != nil {
@@ -69,7 +70,7 @@ func newCertificates(dir string) (*certificates, error) {
 	}
 	for path, data := range files {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("keep a certificate: %w", err)
 		}
 	}
 	return c, nil

@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -38,6 +39,7 @@ const (
 	readyWithin = 2 * time.Minute
 	stopWithin  = 20 * time.Second
 	askEvery    = 100 * time.Millisecond
+	askTimeout  = 10 * time.Second
 )
 
 // The two users, by the tokens that name them.
@@ -57,7 +59,7 @@ type Cluster struct {
 	// Kubeconfig is the path of a file that reaches the server as Proxy does.
 	Kubeconfig string
 
-	t         testing.TB
+	tb        testing.TB
 	dir       string
 	apiserver string // the program
 	port      int
@@ -78,47 +80,48 @@ func Inside(command ...string) Option {
 
 // Start gives a cluster that lives until the test ends. Where a program is missing and cannot be built, the test is
 // skipped with a message that says how to get it, or fails if TURNOUT_REQUIRE_CLUSTER is 1.
-func Start(t testing.TB, options ...Option) *Cluster {
-	t.Helper()
-	c := &Cluster{t: t}
+func Start(tb testing.TB, options ...Option) *Cluster {
+	tb.Helper()
+	c := &Cluster{tb: tb}
 	etcd, err := exec.LookPath("etcd")
 	if err != nil {
-		missing(t, errors.New("etcd is not in PATH: install it (Debian: apt-get install etcd-server)"))
+		missing(tb, errors.New("etcd is not in PATH: install it (Debian: apt-get install etcd-server)"))
 	}
-	ctx, cancel := buildTime(t)
+	ctx, cancel := buildTime(tb)
 	defer cancel()
 	if c.apiserver, err = Binary(ctx, APIServer, io.Discard); err != nil {
-		missing(t, fmt.Errorf("kube-apiserver: %w: build it with \"go run ./test/cluster/cmd/apiserver-build\", or set %s to "+
-			"a directory that holds it", err, binaryEnv))
+		missing(tb, fmt.Errorf("kube-apiserver: %w: build it with \"go run ./test/cluster/cmd/apiserver-build\", "+
+			"or set %s to a directory that holds it", err, binaryEnv))
 	}
 	for _, o := range options {
 		o(c)
 	}
-	c.dir = t.TempDir()
-	t.Cleanup(c.stop)
+	c.dir = tb.TempDir()
+	tb.Cleanup(c.stop)
 	if err := c.start(etcd); err != nil {
-		t.Fatalf("start a cluster: %v", err)
+		tb.Fatalf("start a cluster: %v", err)
 	}
 	return c
 }
 
 // missing ends a test that lacks a program.
-func missing(t testing.TB, err error) {
-	t.Helper()
+func missing(tb testing.TB, err error) {
+	tb.Helper()
 	if os.Getenv(requireEnv) == "1" {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Skip(err)
+	tb.Skip(err)
 }
 
 // buildTime bounds a build by the time that the test has, less what it needs afterwards.
-func buildTime(t testing.TB) (context.Context, context.CancelFunc) {
-	if d, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
+func buildTime(tb testing.TB) (context.Context, context.CancelFunc) {
+	tb.Helper()
+	if d, ok := tb.(interface{ Deadline() (time.Time, bool) }); ok {
 		if at, ok := d.Deadline(); ok {
-			return context.WithDeadline(t.Context(), at.Add(-readyWithin))
+			return context.WithDeadline(tb.Context(), at.Add(-readyWithin))
 		}
 	}
-	return context.WithCancel(t.Context())
+	return context.WithCancel(tb.Context())
 }
 
 // start writes what the programs need and starts them. Ports are free when they are chosen and may be taken when they
@@ -148,7 +151,7 @@ func (c *Cluster) startBoth(etcd string) error {
 	peer := fmt.Sprintf("http://127.0.0.1:%d", ports[2])
 	data := filepath.Join(c.dir, "etcd")
 	if err := os.RemoveAll(data); err != nil {
-		return err
+		return fmt.Errorf("forget an earlier attempt: %w", err)
 	}
 	c.etcd, err = c.run("etcd", etcd, "--data-dir="+data, "--unsafe-no-fsync", "--quota-backend-bytes=8000000000",
 		"--listen-client-urls="+c.etcdURL, "--advertise-client-urls="+c.etcdURL, "--listen-peer-urls="+peer,
@@ -192,11 +195,11 @@ func (c *Cluster) Erase(ctx context.Context, prefix string) error {
 	end[len(end)-1]++ // the first key after all that have the prefix
 	body, err := json.Marshal(map[string][]byte{"key": []byte(prefix), "range_end": end})
 	if err != nil {
-		return err
+		return fmt.Errorf("erase %s: %w", prefix, err)
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.etcdURL+"/v3/kv/deleterange", bytes.NewReader(body))
 	if err != nil {
-		return err
+		return fmt.Errorf("erase %s: %w", prefix, err)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -220,8 +223,8 @@ func (c *Cluster) stop() {
 			continue
 		}
 		p.kill()
-		if c.t.Failed() {
-			c.t.Logf("%s said at the end:\n%s", p.name, p.tail())
+		if c.tb.Failed() {
+			c.tb.Logf("%s said at the end:\n%s", p.name, p.tail())
 		}
 	}
 	c.api, c.etcd = nil, nil
@@ -233,7 +236,10 @@ func (c *Cluster) prepare() error {
 	if c.certs, err = newCertificates(c.dir); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(c.dir, "tokens"), []byte(tokens), 0o600)
+	if err := os.WriteFile(filepath.Join(c.dir, "tokens"), []byte(tokens), 0o600); err != nil {
+		return fmt.Errorf("write the list of users: %w", err)
+	}
+	return nil
 }
 
 // configure fills in the configurations of both users.
@@ -251,15 +257,18 @@ func (c *Cluster) configure() error {
 	file.AuthInfos["proxy"] = &clientcmdapi.AuthInfo{Token: proxyToken}
 	file.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "proxy"}
 	file.CurrentContext = "test"
-	return clientcmd.WriteToFile(*file, c.Kubeconfig)
+	if err := clientcmd.WriteToFile(*file, c.Kubeconfig); err != nil {
+		return fmt.Errorf("write the kubeconfig: %w", err)
+	}
+	return nil
 }
 
 // Client gives a client that may do everything.
 func (c *Cluster) Client() kubernetes.Interface {
-	c.t.Helper()
+	c.tb.Helper()
 	client, err := kubernetes.NewForConfig(c.Admin)
 	if err != nil {
-		c.t.Fatalf("client for the cluster: %v", err)
+		c.tb.Fatalf("client for the cluster: %v", err)
 	}
 	return client
 }
@@ -268,31 +277,9 @@ func (c *Cluster) host() string { return fmt.Sprintf("https://127.0.0.1:%d", c.p
 
 // waitReady asks the API server until it says that it is ready.
 func (c *Cluster) waitReady() error {
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(c.certs.ca)
-	dialer := &net.Dialer{Timeout: time.Second}
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, DialContext: dialer.DialContext}
-	defer transport.CloseIdleConnections()
-	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
-	ask := func(ctx context.Context) error {
-		if len(c.inside) > 0 {
-			return c.askInside(ctx)
-		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host()+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		req.Header.Set("Authorization", "Bearer "+adminToken)
-		resp, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s: %s", resp.Status, body)
-		}
-		return err
+	ask := c.askInside
+	if len(c.inside) == 0 {
+		ask = c.ask
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readyWithin)
 	defer cancel()
@@ -315,9 +302,34 @@ func (c *Cluster) waitReady() error {
 	}
 }
 
+// ask asks for readiness once.
+func (c *Cluster) ask(ctx context.Context) error {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(c.certs.ca)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport, Timeout: askTimeout}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host()+"/readyz", nil)
+	if err != nil {
+		return fmt.Errorf("ask for readiness: %w", err)
+	}
+	req.Header.Set("Authorization", "Bearer "+adminToken)
+	resp, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("ask for readiness: %w", err)
+	}
+	defer resp.Body.Close()
+	const enough = 4096 // bytes
+	body, err := io.ReadAll(io.LimitReader(resp.Body, enough))
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("ask for readiness: %s: %s", resp.Status, body)
+	}
+	return nil
+}
+
 // askInside asks for readiness from where the API server runs.
 func (c *Cluster) askInside(ctx context.Context) error {
-	args := append(c.inside[1:len(c.inside):len(c.inside)], "curl", "-sSf", "--max-time", "10", "--cacert",
+	args := append(slices.Clone(c.inside[1:]), "curl", "-sSf", "--max-time", "10", "--cacert",
 		filepath.Join(c.dir, "ca.crt"), "-H", "Authorization: Bearer "+adminToken, c.host()+"/readyz")
 	out, err := exec.CommandContext(ctx, c.inside[0], args...).CombinedOutput()
 	if err != nil {
@@ -339,10 +351,10 @@ func (c *Cluster) run(name, program string, args ...string) (*process, error) {
 	p := &process{name: name, log: filepath.Join(c.dir, name+".log"), done: make(chan struct{})}
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("keep what %s says: %w", name, err)
 	}
 	defer out.Close()
-	argv := append(c.inside[:len(c.inside):len(c.inside)], append([]string{program}, args...)...)
+	argv := append(slices.Clip(c.inside), append([]string{program}, args...)...)
 	p.cmd = exec.Command(argv[0], argv[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	// It must not outlive a test that is killed.
@@ -384,7 +396,7 @@ func freePorts(n int) ([]int, error) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("find a free port: %w", err)
 		}
 		defer l.Close() // all stay open until all are chosen, or one could be given twice
 		addr, ok := l.Addr().(*net.TCPAddr)

@@ -33,11 +33,11 @@ type view struct {
 }
 
 // follow runs a source against the cluster until it is stopped or the test ends, with the rights of a Service proxy.
-func follow(t testing.TB, c *cluster.Cluster) *view {
-	t.Helper()
+func follow(tb testing.TB, c *cluster.Cluster) *view {
+	tb.Helper()
 	rest, err := kube.RESTConfig(kube.Connection{Kubeconfig: c.Kubeconfig})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	v := &view{snapshot: model.NewSnapshot(), changed: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -48,10 +48,10 @@ func follow(t testing.TB, c *cluster.Cluster) *view {
 	v.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
-			t.Errorf("run ended with %v", err)
+			tb.Errorf("run ended with %v", err)
 		}
 	})
-	t.Cleanup(v.stop)
+	tb.Cleanup(v.stop)
 	return v
 }
 
@@ -85,8 +85,8 @@ func (v *view) wake() {
 }
 
 // until waits until the condition holds for the snapshot.
-func (v *view) until(t testing.TB, what string, condition func(*model.Snapshot) bool) {
-	t.Helper()
+func (v *view) until(tb testing.TB, what string, condition func(*model.Snapshot) bool) {
+	tb.Helper()
 	timeout := time.After(deadline)
 	for {
 		v.mu.Lock()
@@ -100,7 +100,7 @@ func (v *view) until(t testing.TB, what string, condition func(*model.Snapshot) 
 		select {
 		case <-v.changed:
 		case <-timeout:
-			t.Fatalf("waited in vain until %s: %s", what, state)
+			tb.Fatalf("waited in vain until %s: %s", what, state)
 		}
 	}
 }
@@ -165,22 +165,22 @@ func slice(name, service string, addrs ...string) *discoveryv1.EndpointSlice {
 }
 
 // create makes objects in the namespace default.
-func create(t testing.TB, client kubernetes.Interface, objects ...any) {
-	t.Helper()
+func create(tb testing.TB, client kubernetes.Interface, objects ...any) {
+	tb.Helper()
 	for _, o := range objects {
 		var err error
 		switch o := o.(type) {
 		case *corev1.Service:
-			_, err = client.CoreV1().Services(o.Namespace).Create(t.Context(), o, metav1.CreateOptions{})
+			_, err = client.CoreV1().Services(o.Namespace).Create(tb.Context(), o, metav1.CreateOptions{})
 		case *discoveryv1.EndpointSlice:
-			_, err = client.DiscoveryV1().EndpointSlices(o.Namespace).Create(t.Context(), o, metav1.CreateOptions{})
+			_, err = client.DiscoveryV1().EndpointSlices(o.Namespace).Create(tb.Context(), o, metav1.CreateOptions{})
 		case *corev1.Node:
-			_, err = client.CoreV1().Nodes().Create(t.Context(), o, metav1.CreateOptions{})
+			_, err = client.CoreV1().Nodes().Create(tb.Context(), o, metav1.CreateOptions{})
 		default:
 			err = fmt.Errorf("cannot create %T", o)
 		}
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 }
@@ -193,7 +193,9 @@ func TestARealAPIServerIsFollowed(t *testing.T) {
 	create(t, client,
 		service("web"), slice("web-1", "web", "10.0.0.1"),
 		service("headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }),
-		service("foreign", func(s *corev1.Service) { s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "x"} }),
+		service("foreign", func(s *corev1.Service) {
+			s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "x"}
+		}),
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{corev1.LabelTopologyZone: "z1"}}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}},
 	)
@@ -229,9 +231,11 @@ func TestARealAPIServerIsFollowed(t *testing.T) {
 	t.Run("an object whose labels leave the selector is gone, and comes back with them", func(t *testing.T) {
 		label := func(label string) {
 			must[*corev1.Service](t)(core.Patch(t.Context(), "dns", types.MergePatchType,
-				[]byte(`{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":`+label+`}}}`), metav1.PatchOptions{}))
+				[]byte(`{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":`+label+`}}}`),
+				metav1.PatchOptions{}))
 			must[*discoveryv1.EndpointSlice](t)(discovery.Patch(t.Context(), "dns-1", types.MergePatchType,
-				[]byte(`{"metadata":{"labels":{"service.kubernetes.io/headless":`+label+`}}}`), metav1.PatchOptions{}))
+				[]byte(`{"metadata":{"labels":{"service.kubernetes.io/headless":`+label+`}}}`),
+				metav1.PatchOptions{}))
 		}
 		label(`""`)
 		v.until(t, "dns is gone", lacks("dns"))
@@ -251,7 +255,8 @@ func TestARealAPIServerIsFollowed(t *testing.T) {
 		must[*corev1.Node](t)(client.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType,
 			[]byte(`{"metadata":{"labels":{"topology.kubernetes.io/zone":"z2"}}}`), metav1.PatchOptions{}))
 		must[*corev1.Node](t)(client.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType,
-			[]byte(`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.7"}]}}`), metav1.PatchOptions{}, "status"))
+			[]byte(`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.7"}]}}`),
+			metav1.PatchOptions{}, "status"))
 		v.until(t, "zone and address are known", func(s *model.Snapshot) bool {
 			return s.Node != nil && s.Node.Zone == "z2" && len(s.Node.Addresses) == 1
 		})

@@ -16,8 +16,6 @@ import (
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 var netipValues = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
 // said gives each finding as "Reason: message".
@@ -56,30 +54,39 @@ func TestAFullServiceKeepsAllThatForwardingNeeds(t *testing.T) {
 			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1", "fd00::1"},
 			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 			Ports: []corev1.ServicePort{
-				{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080}, {Name: "dns", Protocol: "UDP", Port: 53},
-				{Name: "dns", Protocol: "TCP", Port: 53}, {Name: "sig", Protocol: "SCTP", Port: 65535},
+				{Name: "http", Protocol: "TCP", Port: 80, NodePort: 30080},
+				{Name: "dns", Protocol: "UDP", Port: 53},
+				{Name: "dns", Protocol: "TCP", Port: 53},
+				{Name: "sig", Protocol: "SCTP", Port: 65535},
 			},
 			ExternalIPs:              []string{"203.0.113.9", " ", "010.001.000.009", "203.0.113.9"},
 			LoadBalancerSourceRanges: []string{" 198.51.100.7/24 ", "fd00::/64", "010.0.0.0/08"},
 			SessionAffinity:          "ClientIP", ExternalTrafficPolicy: "Local",
-			InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyLocal), HealthCheckNodePort: 31000,
+			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyLocal), HealthCheckNodePort: 31000,
 		},
 		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
-			{IP: "192.0.2.1"}, {Hostname: "lb.example"}, {IP: "192.0.2.2", IPMode: ptr(corev1.LoadBalancerIPModeProxy)},
-			{IP: "::ffff:192.0.2.3", IPMode: ptr(corev1.LoadBalancerIPModeVIP)},
+			{IP: "192.0.2.1"},
+			{Hostname: "lb.example"},
+			{IP: "192.0.2.2", IPMode: new(corev1.LoadBalancerIPModeProxy)},
+			{IP: "::ffff:192.0.2.3", IPMode: new(corev1.LoadBalancerIPModeVIP)},
 		}}},
 	}
 	want := &model.Service{
 		Name: model.Name{Namespace: "shop", Name: "web"}, Created: created, Type: model.LoadBalancer,
 		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00::1")},
 		Ports: []model.ServicePort{
-			{Name: "http", Protocol: model.TCP, Port: 80, NodePort: 30080}, {Name: "dns", Protocol: model.UDP, Port: 53},
-			{Name: "dns", Protocol: model.TCP, Port: 53}, {Name: "sig", Protocol: model.SCTP, Port: 65535},
+			{Name: "http", Protocol: model.TCP, Port: 80, NodePort: 30080},
+			{Name: "dns", Protocol: model.UDP, Port: 53},
+			{Name: "dns", Protocol: model.TCP, Port: 53},
+			{Name: "sig", Protocol: model.SCTP, Port: 65535},
 		},
-		ExternalIPs:  []netip.Addr{netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("10.1.0.9")},
-		Ingress:      []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.3")},
-		SourceRanges: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("fd00::/64"), netip.MustParsePrefix("10.0.0.0/8")},
-		Affinity:     3 * time.Hour, ExternalLocal: true, InternalLocal: true, HealthCheckNodePort: 31000,
+		ExternalIPs: []netip.Addr{netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("10.1.0.9")},
+		Ingress:     []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.3")},
+		SourceRanges: []netip.Prefix{
+			netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("fd00::/64"),
+			netip.MustParsePrefix("10.0.0.0/8"),
+		},
+		Affinity: 3 * time.Hour, ExternalLocal: true, InternalLocal: true, HealthCheckNodePort: 31000,
 		Annotations: map[string]string{"turnout.dev/proxy-mode": "ipvs"},
 	}
 	got, findings := Service(in)
@@ -99,7 +106,8 @@ func TestABadPartOfAServiceIsLeftOutAndNamed(t *testing.T) {
 	}{
 		"port 0": {
 			func(s *corev1.ServiceSpec) { s.Ports = append([]corev1.ServicePort{{Name: "zero"}}, s.Ports...) },
-			model.Service{ClusterIPs: ip, Ports: port80}, []string{"InvalidPort: spec.ports[0].port: 0 is not in 1..65535"},
+			model.Service{ClusterIPs: ip, Ports: port80},
+			[]string{"InvalidPort: spec.ports[0].port: 0 is not in 1..65535"},
 		},
 		"port above the range and a negative node port": {
 			func(s *corev1.ServiceSpec) {
@@ -113,46 +121,56 @@ func TestABadPartOfAServiceIsLeftOutAndNamed(t *testing.T) {
 			func(s *corev1.ServiceSpec) {
 				s.Ports = append(s.Ports, corev1.ServicePort{Name: "q", Port: 1, Protocol: "QUIC"})
 			},
-			model.Service{ClusterIPs: ip, Ports: port80}, []string{`InvalidProtocol: spec.ports[1].protocol: "QUIC"`},
+			model.Service{ClusterIPs: ip, Ports: port80},
+			[]string{`InvalidProtocol: spec.ports[1].protocol: "QUIC"`},
 		},
 		"second port of the same name": {
 			func(s *corev1.ServiceSpec) { s.Ports = append(s.Ports, corev1.ServicePort{Port: 81}) },
-			model.Service{ClusterIPs: ip, Ports: port80}, []string{"DuplicatePort: spec.ports[1]: another port"},
+			model.Service{ClusterIPs: ip, Ports: port80},
+			[]string{"DuplicatePort: spec.ports[1]: another port"},
 		},
 		"port name that could break a rule": {
 			func(s *corev1.ServiceSpec) { s.Ports = append(s.Ports, corev1.ServicePort{Name: "a\nb", Port: 81}) },
-			model.Service{ClusterIPs: ip, Ports: port80}, []string{`InvalidName: spec.ports[1].name: "a\nb"`},
+			model.Service{ClusterIPs: ip, Ports: port80},
+			[]string{`InvalidName: spec.ports[1].name: "a\nb"`},
 		},
 		"unparsable cluster IP": {
 			func(s *corev1.ServiceSpec) { s.ClusterIP = "10.96.0" },
-			model.Service{Ports: port80}, []string{`InvalidIP: spec.clusterIP[0]: "10.96.0"`},
+			model.Service{Ports: port80},
+			[]string{`InvalidIP: spec.clusterIP[0]: "10.96.0"`},
 		},
 		"no cluster IP": {
 			func(s *corev1.ServiceSpec) { s.ClusterIP = "" },
-			model.Service{Ports: port80}, []string{"NoClusterIP: spec.clusterIP is not set"},
+			model.Service{Ports: port80},
+			[]string{"NoClusterIP: spec.clusterIP is not set"},
 		},
 		"two cluster IPs of one family": {
 			func(s *corev1.ServiceSpec) { s.ClusterIPs = []string{"10.96.0.1", "10.96.0.2"} },
-			model.Service{ClusterIPs: ip, Ports: port80}, []string{"WrongFamily: spec.clusterIPs: 10.96.0.2 is a second IPv4 address"},
+			model.Service{ClusterIPs: ip, Ports: port80},
+			[]string{"WrongFamily: spec.clusterIPs: 10.96.0.2 is a second IPv4 address"},
 		},
 		"older and newer cluster IP field differ": {
 			func(s *corev1.ServiceSpec) { s.ClusterIP, s.ClusterIPs = "10.96.0.2", []string{"10.96.0.1"} },
-			model.Service{ClusterIPs: ip, Ports: port80}, []string{`InvalidValue: spec.clusterIP "10.96.0.2" differs`},
+			model.Service{ClusterIPs: ip, Ports: port80},
+			[]string{`InvalidValue: spec.clusterIP "10.96.0.2" differs`},
 		},
 		"headless": {
 			func(s *corev1.ServiceSpec) { s.ClusterIP = "None" },
-			model.Service{Ports: port80, Headless: true}, nil,
+			model.Service{Ports: port80, Headless: true},
+			nil,
 		},
 		"external name": {
 			func(s *corev1.ServiceSpec) { s.ClusterIP, s.Type = "", "ExternalName" },
-			model.Service{Ports: port80, Type: model.ExternalName}, nil,
+			model.Service{Ports: port80, Type: model.ExternalName},
+			nil,
 		},
 		"unknown type, policies and affinity": {
 			func(s *corev1.ServiceSpec) {
 				s.Type, s.ExternalTrafficPolicy, s.SessionAffinity = "Magic", "Near", "Cookie"
-				s.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicy("Far"))
+				s.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicy("Far"))
 			},
-			model.Service{ClusterIPs: ip, Ports: port80}, []string{
+			model.Service{ClusterIPs: ip, Ports: port80},
+			[]string{
 				`InvalidValue: spec.type: "Magic"`, `InvalidValue: spec.sessionAffinity: "Cookie"`,
 				`InvalidValue: spec.externalTrafficPolicy: "Near"`, `InvalidValue: spec.internalTrafficPolicy: "Far"`,
 			},
@@ -160,7 +178,9 @@ func TestABadPartOfAServiceIsLeftOutAndNamed(t *testing.T) {
 		"affinity timeout out of range": {
 			func(s *corev1.ServiceSpec) {
 				s.SessionAffinity = "ClientIP"
-				s.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(86401))}}
+				s.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+					ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(86401))},
+				}
 			},
 			model.Service{ClusterIPs: ip, Ports: port80, Affinity: 3 * time.Hour},
 			[]string{"InvalidValue: spec.sessionAffinityConfig.clientIP.timeoutSeconds: 86401"},
@@ -169,9 +189,13 @@ func TestABadPartOfAServiceIsLeftOutAndNamed(t *testing.T) {
 			func(s *corev1.ServiceSpec) {
 				s.LoadBalancerSourceRanges = []string{"10.0.0.0", "10.0.0.0/33", "::ffff:10.0.0.0/95", "::ffff:10.0.0.0/104"}
 			},
-			model.Service{ClusterIPs: ip, Ports: port80, BadSourceRanges: 3, SourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
+			model.Service{
+				ClusterIPs: ip, Ports: port80, BadSourceRanges: 3,
+				SourceRanges: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
+			},
 			[]string{
-				`InvalidCIDR: spec.loadBalancerSourceRanges[0]: "10.0.0.0"`, `InvalidCIDR: spec.loadBalancerSourceRanges[1]: "10.0.0.0/33"`,
+				`InvalidCIDR: spec.loadBalancerSourceRanges[0]: "10.0.0.0"`,
+				`InvalidCIDR: spec.loadBalancerSourceRanges[1]: "10.0.0.0/33"`,
 				"InvalidCIDR: spec.loadBalancerSourceRanges[2]",
 			},
 		},
@@ -179,7 +203,8 @@ func TestABadPartOfAServiceIsLeftOutAndNamed(t *testing.T) {
 			func(s *corev1.ServiceSpec) { s.ExternalIPs = strings.Fields("fe80::1%eth0 b c d e f g 203.0.113.1") },
 			model.Service{ClusterIPs: ip, Ports: port80, ExternalIPs: []netip.Addr{netip.MustParseAddr("203.0.113.1")}},
 			[]string{
-				`InvalidIP: spec.externalIPs[0]: "fe80::1%eth0"`, "InvalidIP: spec.externalIPs[1]", "InvalidIP: spec.externalIPs[2]",
+				`InvalidIP: spec.externalIPs[0]: "fe80::1%eth0"`,
+				"InvalidIP: spec.externalIPs[1]", "InvalidIP: spec.externalIPs[2]",
 				"InvalidIP: spec.externalIPs[3]", "InvalidIP: spec.externalIPs[4]", "InvalidIP: 2 more of this kind",
 			},
 		},
@@ -211,7 +236,10 @@ func TestNamesUpToTheAPIsLimitAreUsed(t *testing.T) {
 	}
 	matches(t, findings, []string{"InvalidName: metadata.name has 253 characters"})
 	sl, findings := EndpointSlice(&discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: long, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: long,
+			Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+		},
 		AddressType: "IPv4",
 	})
 	if sl == nil || sl.Name.Name != long {
@@ -234,17 +262,23 @@ func TestAFullSliceKeepsAllThatForwardingNeeds(t *testing.T) {
 			Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-02T03:04:05.000000006Z"},
 		},
 		AddressType: "IPv6",
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr("http"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(8080))}, {Port: ptr(int32(1))}},
+		Ports: []discoveryv1.EndpointPort{
+			{Name: new("http"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))},
+			{Port: new(int32(1))},
+		},
 		Endpoints: []discoveryv1.Endpoint{
 			{Addresses: []string{"fd00::1", "fd00::2"}},
 			{
-				Addresses: []string{"FD00:0::3"}, NodeName: ptr("n1"), Zone: ptr("z9"),
-				Conditions: discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)},
+				Addresses: []string{"FD00:0::3"}, NodeName: new("n1"), Zone: new("z9"),
+				Conditions: discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)},
 				Hints: &discoveryv1.EndpointHints{
-					ForZones: []discoveryv1.ForZone{{Name: "z1"}, {Name: "z2"}}, ForNodes: []discoveryv1.ForNode{{Name: "n1"}},
+					ForZones: []discoveryv1.ForZone{
+						{Name: "z1"},
+						{Name: "z2"},
+					}, ForNodes: []discoveryv1.ForNode{{Name: "n1"}},
 				},
 			},
-			{Addresses: []string{"fd00::4"}, Conditions: discoveryv1.EndpointConditions{Serving: ptr(false)}},
+			{Addresses: []string{"fd00::4"}, Conditions: discoveryv1.EndpointConditions{Serving: new(false)}},
 		},
 	}
 	want := &model.EndpointSlice{
@@ -276,7 +310,8 @@ func TestABadPartOfASliceIsLeftOutAndNamed(t *testing.T) {
 	}{
 		"IPv6 address in an IPv4 slice": {
 			func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "fd00::1" },
-			"[10.0.0.1] [8080/tcp]", []string{"WrongFamily: endpoints[0].addresses[0]: fd00::1 is not an IPv4 address"},
+			"[10.0.0.1] [8080/tcp]",
+			[]string{"WrongFamily: endpoints[0].addresses[0]: fd00::1 is not an IPv4 address"},
 		},
 		"mapped and zero-padded addresses are IPv4": {
 			func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "::ffff:010.0.0.002" },
@@ -284,11 +319,13 @@ func TestABadPartOfASliceIsLeftOutAndNamed(t *testing.T) {
 		},
 		"no address": {
 			func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = nil },
-			"[10.0.0.1] [8080/tcp]", []string{"NoAddress: endpoints[0].addresses is empty"},
+			"[10.0.0.1] [8080/tcp]",
+			[]string{"NoAddress: endpoints[0].addresses is empty"},
 		},
 		"no IP address": {
 			func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "10.0.0.256" },
-			"[10.0.0.1] [8080/tcp]", []string{`InvalidIP: endpoints[0].addresses[0]: "10.0.0.256"`},
+			"[10.0.0.1] [8080/tcp]",
+			[]string{`InvalidIP: endpoints[0].addresses[0]: "10.0.0.256"`},
 		},
 		"addresses that lead back to the node or to no host": {
 			func(s *discoveryv1.EndpointSlice) {
@@ -298,7 +335,8 @@ func TestABadPartOfASliceIsLeftOutAndNamed(t *testing.T) {
 				}
 				s.Endpoints = append(s.Endpoints, good)
 			},
-			"[10.0.0.1] [8080/tcp]", []string{
+			"[10.0.0.1] [8080/tcp]",
+			[]string{
 				"ForbiddenAddress: endpoints[0].addresses[0]: 127.0.0.1 is a loopback address",
 				"ForbiddenAddress: endpoints[1].addresses[0]: 169.254.169.254 is a link-local address",
 				"ForbiddenAddress: endpoints[2].addresses[0]: 0.0.0.0 is the unspecified address",
@@ -308,27 +346,34 @@ func TestABadPartOfASliceIsLeftOutAndNamed(t *testing.T) {
 		},
 		"ports that cannot be": {
 			func(s *discoveryv1.EndpointSlice) {
-				s.Ports = append(s.Ports, discoveryv1.EndpointPort{Port: ptr(int32(0))}, discoveryv1.EndpointPort{},
-					discoveryv1.EndpointPort{Port: ptr(int32(1)), Protocol: ptr(corev1.Protocol("ICMP"))})
+				s.Ports = append(s.Ports, discoveryv1.EndpointPort{Port: new(int32(0))}, discoveryv1.EndpointPort{},
+					discoveryv1.EndpointPort{Port: new(int32(1)), Protocol: new(corev1.Protocol("ICMP"))})
 			},
-			"[10.0.0.9 10.0.0.1] [8080/tcp]", []string{
-				"InvalidPort: ports[1].port: 0", "InvalidPort: ports[2].port is not set", `InvalidProtocol: ports[3].protocol: "ICMP"`,
+			"[10.0.0.9 10.0.0.1] [8080/tcp]",
+			[]string{
+				"InvalidPort: ports[1].port: 0", "InvalidPort: ports[2].port is not set",
+				`InvalidProtocol: ports[3].protocol: "ICMP"`,
 			},
 		},
 		"no label": {
 			func(s *discoveryv1.EndpointSlice) { s.Labels = nil },
-			"", []string{"NoServiceName: label kubernetes.io/service-name is missing"},
+			"",
+			[]string{"NoServiceName: label kubernetes.io/service-name is missing"},
 		},
 		"FQDN": {
 			func(s *discoveryv1.EndpointSlice) { s.AddressType = "FQDN" },
-			"", []string{`UnsupportedAddressType: addressType: "FQDN"`},
+			"",
+			[]string{`UnsupportedAddressType: addressType: "FQDN"`},
 		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			in := &discoveryv1.EndpointSlice{
-				ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-				AddressType: "IPv4", Ports: []discoveryv1.EndpointPort{{Port: ptr(int32(8080))}},
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "shop", Name: "web-1",
+					Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+				},
+				AddressType: "IPv4", Ports: []discoveryv1.EndpointPort{{Port: new(int32(8080))}},
 				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.9"}}, good},
 			}
 			tc.change(in)
@@ -357,15 +402,23 @@ func used(s *model.EndpointSlice) string {
 }
 
 func TestEndpointsBecomeSlicesPerSubsetAndFamily(t *testing.T) {
-	got, findings := Endpoints(&corev1.Endpoints{
+	got, findings := Endpoints(&corev1.Endpoints{ //nolint:staticcheck // see Endpoints
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
-		Subsets: []corev1.EndpointSubset{
+		Subsets: []corev1.EndpointSubset{ //nolint:staticcheck // see Endpoints
 			{
-				Addresses:         []corev1.EndpointAddress{{IP: "10.0.0.1", NodeName: ptr("n1")}, {IP: "fd00::1"}, {IP: "x"}, {IP: "::1"}},
+				Addresses: []corev1.EndpointAddress{
+					{IP: "10.0.0.1", NodeName: new("n1")},
+					{IP: "fd00::1"},
+					{IP: "x"},
+					{IP: "::1"},
+				},
 				NotReadyAddresses: []corev1.EndpointAddress{{IP: "10.0.0.2"}},
 				Ports:             []corev1.EndpointPort{{Name: "http", Port: 8080}, {Port: 0}},
 			},
-			{Addresses: []corev1.EndpointAddress{{IP: "10.0.0.3"}}, Ports: []corev1.EndpointPort{{Name: "http", Port: 9090}}},
+			{
+				Addresses: []corev1.EndpointAddress{{IP: "10.0.0.3"}},
+				Ports:     []corev1.EndpointPort{{Name: "http", Port: 9090}},
+			},
 		},
 	})
 	http := func(p uint16) []model.SlicePort {
@@ -376,7 +429,10 @@ func TestEndpointsBecomeSlicesPerSubsetAndFamily(t *testing.T) {
 		{
 			Name: named("web/endpoints-0-IPv4"), Service: "web", Family: model.IPv4, Ports: http(8080),
 			Endpoints: []model.Endpoint{
-				{Addr: netip.MustParseAddr("10.0.0.1"), Ready: true, Serving: true, Node: "n1"}, {Addr: netip.MustParseAddr("10.0.0.2")},
+				{
+					Addr: netip.MustParseAddr("10.0.0.1"), Ready: true, Serving: true,
+					Node: "n1",
+				}, {Addr: netip.MustParseAddr("10.0.0.2")},
 			},
 		},
 		{
@@ -405,14 +461,23 @@ func TestANodeGivesItsInternalAddressesFirst(t *testing.T) {
 			Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}},
 		},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: "ExternalIP", Address: "203.0.113.1"}, {Type: "Hostname", Address: "n1"},
-			{Type: "InternalIP", Address: "192.0.2.1"}, {Type: "InternalIP", Address: "x"}, {Type: "InternalIP", Address: "fd00::1"},
+			{Type: "ExternalIP", Address: "203.0.113.1"},
+			{Type: "Hostname", Address: "n1"},
+			{Type: "InternalIP", Address: "192.0.2.1"},
+			{Type: "InternalIP", Address: "x"},
+			{
+				Type:    "InternalIP",
+				Address: "fd00::1",
+			},
 		}},
 	})
 	want := &model.Node{
 		Name: "n1", Zone: "z1", Deleting: true,
-		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::1"), netip.MustParseAddr("203.0.113.1")},
-		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:1::/64")},
+		Addresses: []netip.Addr{
+			netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::1"),
+			netip.MustParseAddr("203.0.113.1"),
+		},
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:1::/64")},
 	}
 	if diff := cmp.Diff(want, got, netipValues); diff != "" {
 		t.Errorf("node (-want +got):\n%s", diff)
@@ -422,7 +487,10 @@ func TestANodeGivesItsInternalAddressesFirst(t *testing.T) {
 	if n, _ := Node(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", DeletionTimestamp: &now}}); !n.Deleting {
 		t.Error("a node with a deletion timestamp is not deleting")
 	}
-	if n, _ := Node(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: corev1.NodeSpec{PodCIDR: "10.0.0.0/8"}}); len(n.PodCIDRs) != 1 || n.Deleting {
+	if n, _ := Node(&corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+		Spec:       corev1.NodeSpec{PodCIDR: "10.0.0.0/8"},
+	}); len(n.PodCIDRs) != 1 || n.Deleting {
 		t.Errorf("node %+v, want the older podCIDR field and no deletion", n)
 	}
 }
@@ -438,7 +506,10 @@ func TestExcludedObjectsAreToldByTheLabelAlone(t *testing.T) {
 
 // FuzzAddressesAreNeverMisread feeds any text to both parsers: what is accepted must be canonical and parse to itself.
 func FuzzAddressesAreNeverMisread(f *testing.F) {
-	for _, s := range []string{"10.0.0.1", "010.0.0.1", "::ffff:1.2.3.4", "fe80::1%a", "10.0.0.0/08", " ::/0 ", "0000.0.0.0", "1.2.3.4/"} {
+	for _, s := range []string{
+		"10.0.0.1", "010.0.0.1", "::ffff:1.2.3.4", "fe80::1%a", "10.0.0.0/08", " ::/0 ", "0000.0.0.0",
+		"1.2.3.4/",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -11,6 +11,8 @@ import (
 
 // Endpoints gives the slices that a v1 Endpoints object stands for: one for each subset and IP family that has usable
 // addresses. Their names contain a slash, which no real slice's name can, so they never clash with one.
+//
+//nolint:staticcheck // the kind is deprecated, which is why people still have it in files
 func Endpoints(e *corev1.Endpoints) ([]*model.EndpointSlice, []model.Finding) {
 	f := &findings{kind: "Endpoints", object: e.Namespace + "/" + e.Name}
 	name, ok := f.objectName(e.Namespace, e.Name)
@@ -30,7 +32,10 @@ func Endpoints(e *corev1.Endpoints) ([]*model.EndpointSlice, []model.Finding) {
 				continue
 			}
 			out = append(out, &model.EndpointSlice{
-				Name:      model.Name{Namespace: name.Namespace, Name: fmt.Sprintf("%s/endpoints-%d-%s", name.Name, i, family)},
+				Name: model.Name{
+					Namespace: name.Namespace,
+					Name:      fmt.Sprintf("%s/endpoints-%d-%s", name.Name, i, family),
+				},
 				Service:   name.Name,
 				Family:    family,
 				Ports:     ports,

@@ -18,7 +18,8 @@ const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 func Node(n *corev1.Node) (*model.Node, []model.Finding) {
 	f := &findings{kind: "Node", object: n.Name}
 	if !validName(n.Name) {
-		f.add(model.Error, InvalidName, "metadata.name: %s is not a valid name, the object is ignored: correct it", quote(n.Name))
+		f.add(model.Error, InvalidName, "metadata.name: %s is not a valid name, the object is ignored: correct it",
+			quote(n.Name))
 		return nil, f.result()
 	}
 	out := &model.Node{

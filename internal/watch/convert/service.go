@@ -75,8 +75,9 @@ func (f *findings) serviceType(t corev1.ServiceType) model.ServiceType {
 	case corev1.ServiceTypeExternalName:
 		return model.ExternalName
 	}
-	f.add(model.Error, InvalidValue, "spec.type: %s is not a type of Service, ClusterIP is assumed: use ClusterIP, NodePort, "+
-		"LoadBalancer or ExternalName", quote(string(t)))
+	f.add(model.Error, InvalidValue,
+		"spec.type: %s is not a type of Service, ClusterIP is assumed: use ClusterIP, NodePort, "+
+			"LoadBalancer or ExternalName", quote(string(t)))
 	return model.ClusterIP
 }
 
@@ -88,21 +89,24 @@ func (f *findings) clusterIPs(spec *corev1.ServiceSpec, t model.ServiceType) []n
 		list, field = []string{spec.ClusterIP}, "spec.clusterIP"
 	}
 	if len(list) > 0 && spec.ClusterIP != "" && list[0] != spec.ClusterIP {
-		f.add(model.Warning, InvalidValue, "spec.clusterIP %s differs from spec.clusterIPs[0] %s, which is used: make them equal",
+		f.add(model.Warning, InvalidValue,
+			"spec.clusterIP %s differs from spec.clusterIPs[0] %s, which is used: make them equal",
 			quote(spec.ClusterIP), quote(list[0]))
 	}
 	var out []netip.Addr
 	for _, a := range f.addrs(field, list) {
 		if slices.ContainsFunc(out, func(have netip.Addr) bool { return model.FamilyOf(have) == model.FamilyOf(a) }) {
-			f.add(model.Error, WrongFamily, "%s: %s is a second %s address, it is ignored: give at most one address per family",
+			f.add(model.Error, WrongFamily,
+				"%s: %s is a second %s address, it is ignored: give at most one address per family",
 				field, a, model.FamilyOf(a))
 			continue
 		}
 		out = append(out, a)
 	}
 	if len(list) == 0 && t != model.ExternalName {
-		f.add(model.Warning, NoClusterIP, "spec.clusterIP is not set, the Service gets no traffic: set an address, or None for "+
-			"a headless Service")
+		f.add(model.Warning, NoClusterIP,
+			"spec.clusterIP is not set, the Service gets no traffic: set an address, or None for "+
+				"a headless Service")
 	}
 	return out
 }
@@ -113,8 +117,9 @@ func (f *findings) servicePorts(list []corev1.ServicePort) []model.ServicePort {
 		p := &list[i]
 		field := fmt.Sprintf("spec.ports[%d]", i)
 		if !validPortName(p.Name) {
-			f.add(model.Error, InvalidName, "%s.name: %s is not a valid port name, the port is ignored: use up to %d lower-case "+
-				"letters, digits and '-'", field, quote(p.Name), maxPortName)
+			f.add(model.Error, InvalidName,
+				"%s.name: %s is not a valid port name, the port is ignored: use up to %d lower-case "+
+					"letters, digits and '-'", field, quote(p.Name), maxPortName)
 			continue
 		}
 		proto, err := model.ParseProtocol(string(p.Protocol))
@@ -132,8 +137,9 @@ func (f *findings) servicePorts(list []corev1.ServicePort) []model.ServicePort {
 			sp.NodePort, _ = f.port(field+".nodePort", p.NodePort, "the port gets no node port")
 		}
 		if slices.ContainsFunc(out, func(o model.ServicePort) bool { return o.Name == sp.Name && o.Protocol == proto }) {
-			f.add(model.Error, DuplicatePort, "%s: another port before it has name %s and protocol %s, this one is ignored: "+
-				"give each port its own name", field, quote(p.Name), proto)
+			f.add(model.Error, DuplicatePort,
+				"%s: another port before it has name %s and protocol %s, this one is ignored: "+
+					"give each port its own name", field, quote(p.Name), proto)
 			continue
 		}
 		out = append(out, sp)
@@ -177,8 +183,9 @@ func (f *findings) sourceRanges(list []string) (out []netip.Prefix, bad int) {
 		p, ok := parsePrefix(s)
 		if !ok {
 			bad++
-			f.add(model.Error, InvalidCIDR, "spec.loadBalancerSourceRanges[%d]: %s is not an address range, it admits nobody: "+
-				"write it as address/bits", i, quote(s))
+			f.add(model.Error, InvalidCIDR,
+				"spec.loadBalancerSourceRanges[%d]: %s is not an address range, it admits nobody: "+
+					"write it as address/bits", i, quote(s))
 			continue
 		}
 		if !slices.Contains(out, p) {
@@ -203,8 +210,8 @@ func (f *findings) affinity(spec *corev1.ServiceSpec) time.Duration {
 		seconds = *c.ClientIP.TimeoutSeconds
 	}
 	if seconds < minAffinitySeconds || seconds > maxAffinitySeconds {
-		f.add(model.Error, InvalidValue, "spec.sessionAffinityConfig.clientIP.timeoutSeconds: %d is not in %d..%d, %d is assumed: "+
-			"correct it", seconds, minAffinitySeconds, maxAffinitySeconds, defaultAffinitySeconds)
+		f.add(model.Error, InvalidValue, "spec.sessionAffinityConfig.clientIP.timeoutSeconds: %d is not in %d..%d, "+
+			"%d is assumed: correct it", seconds, minAffinitySeconds, maxAffinitySeconds, defaultAffinitySeconds)
 		seconds = defaultAffinitySeconds
 	}
 	return time.Duration(seconds) * time.Second

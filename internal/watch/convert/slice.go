@@ -34,7 +34,8 @@ func EndpointSlice(s *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.
 	case discoveryv1.AddressTypeIPv6:
 		out.Family = model.IPv6
 	default:
-		f.add(model.Warning, UnsupportedAddressType, "addressType: %s cannot be forwarded to, the slice is ignored: use IPv4 or IPv6",
+		f.add(model.Warning, UnsupportedAddressType,
+			"addressType: %s cannot be forwarded to, the slice is ignored: use IPv4 or IPv6",
 			quote(string(s.AddressType)))
 		return nil, f.result()
 	}
@@ -121,16 +122,19 @@ func (f *findings) endpoints(list []discoveryv1.Endpoint, family model.Family) [
 func (f *findings) endpointAddr(field, s string, family model.Family) (netip.Addr, bool) {
 	a, ok := parseAddr(s)
 	if !ok {
-		f.add(model.Error, InvalidIP, "%s: %s is not an IP address, the endpoint is ignored: correct or remove it", field, quote(s))
+		f.add(model.Error, InvalidIP, "%s: %s is not an IP address, the endpoint is ignored: correct or remove it", field,
+			quote(s))
 		return a, false
 	}
 	if model.FamilyOf(a) != family {
-		f.add(model.Error, WrongFamily, "%s: %s is not an %s address, the endpoint is ignored: move it to a slice of addressType %s",
+		f.add(model.Error, WrongFamily, "%s: %s is not an %s address, the endpoint is ignored: move it to a slice of "+
+			"addressType %s",
 			field, a, family, model.FamilyOf(a))
 		return a, false
 	}
 	if class := forbidden(a); class != "" {
-		f.add(model.Error, ForbiddenAddress, "%s: %s is %s, the endpoint is ignored: give an address that other machines reach",
+		f.add(model.Error, ForbiddenAddress,
+			"%s: %s is %s, the endpoint is ignored: give an address that other machines reach",
 			field, a, class)
 		return a, false
 	}

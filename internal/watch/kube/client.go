@@ -66,8 +66,8 @@ func (c Connection) load() (*rest.Config, error) {
 		cfg, err := rest.InClusterConfig()
 		switch {
 		case errors.Is(err, rest.ErrNotInCluster):
-			return nil, errors.New("no API server is known, and this is not a pod of a cluster: set clientConnection.kubeconfig, " +
-				"or --kubeconfig, or --master")
+			return nil, errors.New("no API server is known, and this is not a pod of a cluster: " +
+				"set clientConnection.kubeconfig, or --kubeconfig, or --master")
 		case err != nil:
 			return nil, fmt.Errorf("read the pod's credentials for the API server: %w", err)
 		}
@@ -95,7 +95,8 @@ type clients struct {
 // Kubernetes has, which costs several megabytes of memory for nothing.
 func newClients(base *rest.Config) (clients, error) {
 	scheme := runtime.NewScheme()
-	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Service{}, &corev1.ServiceList{}, &corev1.Node{}, &corev1.NodeList{})
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Service{}, &corev1.ServiceList{}, &corev1.Node{},
+		&corev1.NodeList{})
 	scheme.AddKnownTypes(discoveryv1.SchemeGroupVersion, &discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{})
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
 	metav1.AddToGroupVersion(scheme, discoveryv1.SchemeGroupVersion)
@@ -121,5 +122,8 @@ func newClients(base *rest.Config) (clients, error) {
 	if err != nil {
 		return clients{}, err
 	}
-	return clients{core: core, discovery: discovery, params: runtime.NewParameterCodec(scheme), close: http.CloseIdleConnections}, nil
+	return clients{
+		core: core, discovery: discovery, params: runtime.NewParameterCodec(scheme),
+		close: http.CloseIdleConnections,
+	}, nil
 }

@@ -38,18 +38,30 @@ func TestAConnectionIsReadFromItsSources(t *testing.T) {
 		error string
 	}{
 		"kubeconfig": {
-			in:   Connection{Kubeconfig: good, QPS: 7, Burst: 9, UserAgent: "turnout/1"},
-			want: result{"https://api.example:6443", "secret", both, "application/vnd.kubernetes.protobuf", "turnout/1", 7, 9},
+			in: Connection{Kubeconfig: good, QPS: 7, Burst: 9, UserAgent: "turnout/1"},
+			want: result{
+				"https://api.example:6443", "secret", both, "application/vnd.kubernetes.protobuf", "turnout/1",
+				7, 9,
+			},
 		},
 		"the master overrides the kubeconfig's server": {
-			in:   Connection{Kubeconfig: good, Master: "https://other.example", ContentType: "application/json", AcceptContentTypes: "application/json"},
-			want: result{Host: "https://other.example", Token: "secret", Accept: "application/json", Content: "application/json"},
+			in: Connection{
+				Kubeconfig: good, Master: "https://other.example", ContentType: "application/json",
+				AcceptContentTypes: "application/json",
+			},
+			want: result{
+				Host: "https://other.example", Token: "secret", Accept: "application/json",
+				Content: "application/json",
+			},
 		},
 		"a master alone is enough": {
 			in:   Connection{Master: "http://127.0.0.1:8080"},
 			want: result{Host: "http://127.0.0.1:8080", Accept: both, Content: "application/vnd.kubernetes.protobuf"},
 		},
-		"nothing, outside a pod":         {in: Connection{}, error: "no API server is known, and this is not a pod of a cluster: set clientConnection.kubeconfig"},
+		"nothing, outside a pod": {
+			in:    Connection{},
+			error: "no API server is known, and this is not a pod of a cluster: set clientConnection.kubeconfig",
+		},
 		"a kubeconfig that is not there": {in: Connection{Kubeconfig: filepath.Join(dir, "absent")}, error: "absent"},
 		"a broken kubeconfig":            {in: Connection{Kubeconfig: broken}, error: `read kubeconfig "` + broken},
 	}
@@ -65,7 +77,10 @@ func TestAConnectionIsReadFromItsSources(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := result{cfg.Host, cfg.BearerToken, cfg.AcceptContentTypes, cfg.ContentType, cfg.UserAgent, cfg.QPS, cfg.Burst}
+			got := result{
+				cfg.Host, cfg.BearerToken, cfg.AcceptContentTypes, cfg.ContentType, cfg.UserAgent, cfg.QPS,
+				cfg.Burst,
+			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("configuration (-want +got):\n%s", diff)
 			}

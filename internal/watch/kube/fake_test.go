@@ -156,7 +156,8 @@ func (f *fakeServer) query(resource string) url.Values {
 }
 
 var expired = map[string]any{
-	"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": http.StatusGone, "message": "too old resource version",
+	"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": http.StatusGone,
+	"message": "too old resource version",
 }
 
 var kinds = map[string]string{servicesResource: "Service", slicesResource: "EndpointSlice", nodesResource: "Node"}
@@ -193,11 +194,17 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	switch {
 	case refused:
-		fail(w, http.StatusForbidden, map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403})
+		fail(w, http.StatusForbidden, map[string]any{
+			"kind": "Status", "apiVersion": "v1", "status": "Failure",
+			"reason": "Forbidden", "code": 403,
+		})
 	case old:
 		fail(w, http.StatusGone, expired)
 	case verb == "stream" && !streaming:
-		fail(w, http.StatusUnprocessableEntity, map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422})
+		fail(w, http.StatusUnprocessableEntity, map[string]any{
+			"kind": "Status", "apiVersion": "v1", "status": "Failure",
+			"reason": "Invalid", "code": 422,
+		})
 	case verb == "list":
 		_ = json.NewEncoder(w).Encode(map[string]any{
 			"kind": kinds[resource] + "List", "apiVersion": groupVersion(resource), "items": items,
@@ -222,9 +229,13 @@ func (f *fakeServer) initial(w http.ResponseWriter, resource string, version int
 	for _, o := range items {
 		send(w, "ADDED", o)
 	}
-	send(w, "BOOKMARK", map[string]any{"kind": kinds[resource], "apiVersion": groupVersion(resource), "metadata": map[string]any{
-		"resourceVersion": strconv.Itoa(version), "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-	}})
+	send(w, "BOOKMARK", map[string]any{
+		"kind": kinds[resource], "apiVersion": groupVersion(resource),
+		"metadata": map[string]any{
+			"resourceVersion": strconv.Itoa(version),
+			"annotations":     map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		},
+	})
 }
 
 // follow sends the changes after a version until the client or the server goes away.

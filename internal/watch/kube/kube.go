@@ -156,7 +156,8 @@ func (s *source) follow(ctx context.Context, status *status, st *store) {
 		Duration: firstRetry, Factor: retryFactor, Jitter: retryJitter, Cap: lastRetry,
 		Steps: int(math.Ceil(math.Log(float64(lastRetry)/float64(firstRetry)) / math.Log(retryFactor))),
 	}
-	r := cache.NewReflectorWithOptions(lw, s.example, st, cache.ReflectorOptions{Name: s.resource, Clock: clk, Backoff: &backoff})
+	r := cache.NewReflectorWithOptions(lw, s.example, st,
+		cache.ReflectorOptions{Name: s.resource, Clock: clk, Backoff: &backoff})
 	// The reflector's own Run would log each failed request; status has told the owner already.
 	_ = backoff.DelayWithReset(clk, retryReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		_ = r.ListAndWatchWithContext(ctx)
@@ -188,7 +189,8 @@ type status struct {
 // of following a server, and so is the end of this process: neither is trouble.
 func (s *status) note(ctx context.Context, verb string, err error) error {
 	switch {
-	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err) && verb == "watch",
+	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err),
+		apierrors.IsInvalid(err) && verb == "watch",
 		errors.Is(err, context.Canceled):
 		return err
 	}
@@ -206,7 +208,7 @@ func (s *status) note(ctx context.Context, verb string, err error) error {
 			s.report(s.resource, nil)
 		}
 	}
-	return err //nolint:wrapcheck // the caller tells errors apart by their type
+	return err
 }
 
 // A gate sends Synced once everything that is waited for is in.

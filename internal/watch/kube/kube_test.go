@@ -73,7 +73,7 @@ func line(e model.Event) string {
 	case e.Service != nil:
 		out += fmt.Sprintf("service %s %v", e.Service.Name, e.Service.ClusterIPs)
 	case e.Slice != nil:
-		out += "slice " + e.Slice.Name.String()
+		out += fmt.Sprintf("slice %s", e.Slice.Name)
 		for _, ep := range e.Slice.Endpoints {
 			out += " " + ep.Addr.String()
 		}
@@ -157,8 +157,11 @@ func service(name, ip string) *corev1.Service {
 
 func endpointSlice(name string, addrs ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
-		TypeMeta:    metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"},
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		TypeMeta: metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: name,
+			Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+		},
 		AddressType: "IPv4",
 	}
 	for _, a := range addrs {
@@ -191,7 +194,8 @@ func TestTheFirstStateComesBeforeSynced(t *testing.T) {
 			}
 			slices.Sort(got)
 			want := []string{
-				"put node n1 z1", "put service shop/dns [10.96.0.2]", "put service shop/web [10.96.0.1]", "put slice shop/web-1 10.0.0.1", "synced",
+				"put node n1 z1", "put service shop/dns [10.96.0.2]", "put service shop/web [10.96.0.1]",
+				"put slice shop/web-1 10.0.0.1", "synced",
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("events (-want +got):\n%s", diff)
@@ -200,7 +204,8 @@ func TestTheFirstStateComesBeforeSynced(t *testing.T) {
 			f.put(slicesResource, endpointSlice("web-1", "10.0.0.2"))
 			f.put(nodesResource, node("z2"))
 			f.put(servicesResource, service("dns", "10.96.0.2"), true)
-			r.take(t, "put service shop/web [10.96.0.9]", "put slice shop/web-1 10.0.0.2", "put node n1 z2", "delete service shop/dns []")
+			r.take(t, "put service shop/web [10.96.0.9]", "put slice shop/web-1 10.0.0.2", "put node n1 z2",
+				"delete service shop/dns []")
 		})
 	}
 }
@@ -253,7 +258,8 @@ func TestWhatWentWhileTheServerWasAwayIsDeleted(t *testing.T) {
 				return slices.Contains(r.statuses, "services failed") && slices.Contains(r.statuses, "endpointslices failed")
 			})
 			f.up()
-			got := r.take(t, "delete service shop/dns []", "delete slice shop/web-2", "put slice shop/web-3 10.0.0.3", "put service shop/web [10.96.0.9]")
+			got := r.take(t, "delete service shop/dns []", "delete slice shop/web-2", "put slice shop/web-3 10.0.0.3",
+				"put service shop/web [10.96.0.9]")
 			if slices.Contains(got, "synced") {
 				t.Error("synced came a second time")
 			}
@@ -410,7 +416,10 @@ func TestAListThatDiffersGivesTheDeletionsInOneCall(t *testing.T) {
 
 func TestANodeThatNeverComesIsWaitedForWithinBounds(t *testing.T) {
 	r := newReceiver()
-	g := &gate{sink: r.sink, nodeWait: time.Millisecond, waiting: map[string]bool{servicesResource: true, slicesResource: true, nodesResource: true}}
+	g := &gate{
+		sink: r.sink, nodeWait: time.Millisecond,
+		waiting: map[string]bool{servicesResource: true, slicesResource: true, nodesResource: true},
+	}
 	g.in(slicesResource)
 	g.in(servicesResource)
 	r.take(t, "synced")
@@ -426,7 +435,10 @@ func TestTheOrdinaryEndOfAWatchIsNoTrouble(t *testing.T) {
 	r := newReceiver()
 	s := &status{resource: "services", report: r.status, refused: func() { t.Error("counted as refused") }}
 	ctx, cancel := context.WithCancel(context.Background())
-	for _, err := range []error{apierrors.NewResourceExpired("old"), apierrors.NewGone("old"), context.Canceled, nil} {
+	for _, err := range []error{
+		apierrors.NewResourceExpired("old"),
+		&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonGone}}, context.Canceled, nil,
+	} {
 		_ = s.note(ctx, "watch", err)
 	}
 	cancel()
@@ -464,7 +476,10 @@ func TestStoppingDoesNotWaitForTheNextAttempt(t *testing.T) {
 }
 
 func TestAnUnusableConfigurationIsAnError(t *testing.T) {
-	err := Run(context.Background(), Config{REST: &rest.Config{Host: "http://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CAFile: "/nonexistent"}}}, nil)
+	err := Run(context.Background(), Config{REST: &rest.Config{
+		Host:            "http://127.0.0.1:1",
+		TLSClientConfig: rest.TLSClientConfig{CAFile: "/nonexistent"},
+	}}, nil)
 	if err == nil || !strings.Contains(err.Error(), "/nonexistent") {
 		t.Errorf("error %v, want one that names the file", err)
 	}

@@ -20,9 +20,6 @@ type scope struct {
 	names map[string]bool
 }
 
-// everything is the scope of the first reading.
-var everything = scope{all: true}
-
 // A directory is the last known state of the manifests, and of what was sent of them.
 type directory struct {
 	path   string

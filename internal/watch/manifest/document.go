@@ -121,7 +121,8 @@ type reader struct {
 
 func newReader(nodeName string) *reader {
 	scheme := runtime.NewScheme()
-	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Service{}, &corev1.Node{}, &corev1.Endpoints{})
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Service{}, &corev1.Node{},
+		&corev1.Endpoints{}) //nolint:staticcheck // see convert.Endpoints
 	scheme.AddKnownTypes(discoveryv1.SchemeGroupVersion, &discoveryv1.EndpointSlice{})
 	return &reader{
 		strict: jsonserializer.NewSerializerWithOptions(jsonserializer.DefaultMetaFactory, scheme, scheme,
@@ -212,7 +213,7 @@ func (r *reader) single(d *decoded, raw []byte, h head) {
 	case "v1 Service":
 		into = &corev1.Service{}
 	case "v1 Endpoints":
-		into = &corev1.Endpoints{}
+		into = &corev1.Endpoints{} //nolint:staticcheck // see convert.Endpoints
 	case "discovery.k8s.io/v1 EndpointSlice":
 		into = &discoveryv1.EndpointSlice{}
 	case "v1 Node":
@@ -231,8 +232,12 @@ func (r *reader) single(d *decoded, raw []byte, h head) {
 	_, _, err := r.strict.Decode(raw, &gvk, into)
 	switch {
 	case runtime.IsStrictDecodingError(err):
-		d.problems = append(d.problems, problem{model.Warning, UnknownField, 0, fmt.Sprintf("%s: %s: the rest of the object "+
-			"is used: correct the spelling or remove it", k, strings.TrimPrefix(err.Error(), "strict decoding error: "))})
+		d.problems = append(d.problems, problem{
+			model.Warning, UnknownField, 0,
+			fmt.Sprintf("%s: %s: the rest of the object "+
+				"is used: correct the spelling or remove it", k,
+				strings.TrimPrefix(err.Error(), "strict decoding error: ")),
+		})
 	case err != nil:
 		d.fail(k, fmt.Sprintf("%s: %v", k, err))
 		return
@@ -268,7 +273,7 @@ func toModel(k key, from runtime.Object) object {
 		if s, o.findings = convert.EndpointSlice(from); s != nil {
 			o.slices = []*model.EndpointSlice{s}
 		}
-	case *corev1.Endpoints:
+	case *corev1.Endpoints: //nolint:staticcheck // see convert.Endpoints
 		from.Namespace = k.name.Namespace
 		if !convert.SliceExcluded(from.Labels) {
 			o.slices, o.findings = convert.Endpoints(from)

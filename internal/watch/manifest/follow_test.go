@@ -39,7 +39,10 @@ func TestAnAtomicRenameIsOneChange(t *testing.T) {
 func TestEditorsFilesAreNotRead(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", service("web", "10.96.0.1"))
-	for _, name := range []string{".a.yaml.swp", "a.yaml~", ".#a.yaml", "#a.yaml#", "4913", ".hidden.yaml", "a.yaml.tmp", "a.txt", "yaml"} {
+	for _, name := range []string{
+		".a.yaml.swp", "a.yaml~", ".#a.yaml", "#a.yaml#", "4913", ".hidden.yaml", "a.yaml.tmp",
+		"a.txt", "yaml",
+	} {
 		write(t, dir, name, service("other", "10.96.0.2"))
 	}
 	must(t, os.Mkdir(filepath.Join(dir, "dir.yaml"), 0o755))
@@ -52,7 +55,8 @@ func TestEditorsFilesAreNotRead(t *testing.T) {
 	must(t, os.Rename(filepath.Join(dir, "a.yaml"), filepath.Join(dir, "a.yaml~")))
 	write(t, dir, "a.yaml", service("web", "10.96.0.3"))
 	must(t, os.Remove(filepath.Join(dir, "a.yaml~")))
-	if diff := cmp.Diff([]string{"put service shop/web [10.96.0.3]"}, r.take(t, "put service shop/web [10.96.0.3]")); diff != "" {
+	if diff := cmp.Diff([]string{"put service shop/web [10.96.0.3]"},
+		r.take(t, "put service shop/web [10.96.0.3]")); diff != "" {
 		t.Errorf("after a save (-want +got):\n%s", diff)
 	}
 }
@@ -72,15 +76,16 @@ func TestAMountedConfigMapIsFollowedThroughItsLinks(t *testing.T) {
 	r.take(t, "put service shop/web [10.96.0.1]", "synced")
 	version("..2", service("web", "10.96.0.2"))
 	must(t, os.RemoveAll(filepath.Join(dir, "..1")))
-	if diff := cmp.Diff([]string{"put service shop/web [10.96.0.2]"}, r.take(t, "put service shop/web [10.96.0.2]")); diff != "" {
+	if diff := cmp.Diff([]string{"put service shop/web [10.96.0.2]"},
+		r.take(t, "put service shop/web [10.96.0.2]")); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }
 
 func TestADirectoryThatVanishesKeepsItsObjectsUntilItIsBack(t *testing.T) {
-	tests := map[string]func(t *testing.T, dir string){
-		"removed": func(t *testing.T, dir string) { must(t, os.RemoveAll(dir)) },
-		"moved":   func(t *testing.T, dir string) { must(t, os.Rename(dir, dir+".old")) },
+	tests := map[string]func(dir string) error{
+		"removed": os.RemoveAll,
+		"moved":   func(dir string) error { return os.Rename(dir, dir+".old") },
 	}
 	for name, remove := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -89,7 +94,7 @@ func TestADirectoryThatVanishesKeepsItsObjectsUntilItIsBack(t *testing.T) {
 			write(t, dir, "a.yaml", service("web", "10.96.0.1")+service("dns", "10.96.0.2"))
 			r := watch(t, dir)
 			r.take(t, "synced")
-			remove(t, dir)
+			must(t, remove(dir))
 			got := r.take(t, "error File Unreadable: ")
 			if slices.ContainsFunc(got, func(l string) bool { return strings.HasPrefix(l, "delete") }) {
 				t.Errorf("objects were deleted: %q", got)
@@ -126,7 +131,8 @@ func TestTheFirstFileByNameWinsAndTheOtherIsReported(t *testing.T) {
 	r := watch(t, dir)
 	r.take(t, "synced")
 	write(t, dir, "a.yaml", service("web", "10.96.0.2"))
-	r.take(t, "put service shop/web [10.96.0.2]", "error File DuplicateObject: b.yaml:2: Service shop/web is already described at ")
+	r.take(t, "put service shop/web [10.96.0.2]",
+		"error File DuplicateObject: b.yaml:2: Service shop/web is already described at ")
 	write(t, dir, "c.yaml", service("web", "10.96.0.3"))
 	r.take(t, "error File DuplicateObject: c.yaml:2: ")
 	must(t, os.Remove(filepath.Join(dir, "a.yaml")))
@@ -139,7 +145,8 @@ func TestABrokenFileDoesNotStopTheOthers(t *testing.T) {
 	write(t, dir, "b.yaml", service("web", "10.96.0.1"))
 	write(t, dir, "c.json", `{"apiVersion": "v1", "kind": "Service",`)
 	r := watch(t, dir)
-	r.take(t, "put service shop/web [10.96.0.1]", "error File InvalidDocument: a.yaml:", "error File InvalidDocument: c.json:", "synced")
+	r.take(t, "put service shop/web [10.96.0.1]", "error File InvalidDocument: a.yaml:",
+		"error File InvalidDocument: c.json:", "synced")
 }
 
 func TestAFileThatIsTooLargeKeepsItsObjects(t *testing.T) {
@@ -169,7 +176,7 @@ func TestMoreObjectsThanTheBoundAreReportedAndIgnored(t *testing.T) {
 		list := `{"apiVersion":"v1","kind":"List","items":[` + strings.ReplaceAll(items, `"metadata":{`, namespace) + `]}`
 		write(t, d.path, fmt.Sprintf("f%02d.json", i), list)
 	}
-	events, _ := d.scan(everything)
+	events, _ := d.scan(scope{all: true})
 	objects := 0
 	var findings []string
 	for _, e := range events {
@@ -191,7 +198,7 @@ func TestMoreObjectsThanTheBoundAreReportedAndIgnored(t *testing.T) {
 func TestAFloodOfFindingsIsBounded(t *testing.T) {
 	d := newDirectory(t.TempDir(), "n1")
 	write(t, d.path, "a.yaml", strings.Repeat("---\nkind: Pod\napiVersion: v1\n", 1000))
-	events, _ := d.scan(everything)
+	events, _ := d.scan(scope{all: true})
 	if len(events) != 1 || len(events[0].Findings) != maxFindings+1 {
 		t.Fatalf("got %d events, want one with %d findings", len(events), maxFindings+1)
 	}
@@ -205,7 +212,8 @@ func TestSpecialFilesAreNeverOpened(t *testing.T) {
 	must(t, syscall.Mkfifo(filepath.Join(dir, "a.yaml"), 0o644)) // opening it would wait for a writer
 	write(t, dir, "b.yaml", service("web", "10.96.0.1"))
 	r := watch(t, dir)
-	r.take(t, "error File Unreadable: a.yaml: it is neither a file nor a link to one", "put service shop/web [10.96.0.1]", "synced")
+	r.take(t, "error File Unreadable: a.yaml: it is neither a file nor a link to one", "put service shop/web [10.96.0.1]",
+		"synced")
 }
 
 func TestABurstOfWritesIsReadOnceItEnds(t *testing.T) {
@@ -228,7 +236,7 @@ func TestAFileThatIsBeingWrittenIsReadWhenItRestsOrAfterAWhile(t *testing.T) {
 		t.Helper()
 		write(t, dir, "a.yaml", content)
 		must(t, os.Chtimes(path, now.Add(-age), now.Add(-age)))
-		events, wait := d.scan(everything)
+		events, wait := d.scan(scope{all: true})
 		var got []string
 		for _, e := range events {
 			got = append(got, line(e)...)
@@ -256,7 +264,7 @@ func TestAnUnchangedFileIsNotReadAgain(t *testing.T) {
 	write(t, dir, "a.yaml", service("web", "10.96.0.1"))
 	old := time.Now().Add(-time.Hour)
 	must(t, os.Chtimes(filepath.Join(dir, "a.yaml"), old, old))
-	d.scan(everything)
+	d.scan(scope{all: true})
 	before := d.files["a.yaml"].objects[0].service
 	d.scan(scope{})
 	if !d.files["a.yaml"].settled {
@@ -267,7 +275,7 @@ func TestAnUnchangedFileIsNotReadAgain(t *testing.T) {
 	if d.files["a.yaml"].objects[0].service != nil {
 		t.Error("the unchanged file was read")
 	}
-	d.scan(everything)
+	d.scan(scope{all: true})
 	if d.files["a.yaml"].objects[0].service != before {
 		t.Error("the unchanged document was decoded again")
 	}
@@ -294,7 +302,8 @@ func FuzzAnyFileIsReadWithoutPanic(f *testing.F) {
 	f.Add([]byte(service("web", "10.96.0.1") + slice("web-1", "web", "10.0.0.1")))
 	f.Add([]byte("---\n--- {}\n---x\n...\n"))
 	f.Add([]byte("apiVersion: v1\nkind: ServiceList\nitems: [{kind: List, items: [null, 1, {}]}]\n"))
-	f.Add([]byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1"},"status":{"addresses":[{"type":"InternalIP"}]}}`))
+	f.Add([]byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1"},
+		"status":{"addresses":[{"type":"InternalIP"}]}}`))
 	f.Add([]byte("apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets: [{addresses: [{}], ports: [{}]}]\n"))
 	f.Add([]byte("a: &a [x]\nb: [*a, *a]\n\xff"))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -68,7 +68,7 @@ func Load(dir, nodeName string) ([]model.Event, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	events, _ := d.scan(everything)
+	events, _ := d.scan(scope{all: true})
 	return events, nil
 }
 
@@ -99,7 +99,7 @@ type watcher struct {
 
 // run is the loop of Watch.
 func (w *watcher) run(ctx context.Context) error {
-	wait := time.NewTimer(w.read(everything, true))
+	wait := time.NewTimer(w.read(scope{all: true}, true))
 	defer wait.Stop()
 	hint := scope{names: map[string]bool{}}
 	var since time.Time // when the first change came that was not read yet; zero for none
@@ -115,7 +115,9 @@ func (w *watcher) run(ctx context.Context) error {
 			continue
 		case e := <-w.events():
 			hint.names[filepath.Base(e.Name)] = true
-		case <-w.errors():
+		case err := <-w.errors():
+			// Some notifications were lost, or there may be more wrong: whatever it is, a full reading makes up for it.
+			_ = err
 			hint.all = true
 		}
 		if since.IsZero() {

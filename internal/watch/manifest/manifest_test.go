@@ -148,10 +148,14 @@ endpoints: [{addresses: [%s]}]
 func TestEverythingIsSentOnceAndThenOnlyWhatChanges(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", service("web", "10.96.0.1")+slice("web-1", "web", "10.0.0.1"))
-	write(t, dir, "b.json", `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1","labels":{"topology.kubernetes.io/zone":"z1"}}}`)
+	write(t, dir, "b.json",
+		`{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1","labels":{"topology.kubernetes.io/zone":"z1"}}}`)
 	write(t, dir, "c.yml", "apiVersion: v1\nkind: Node\nmetadata: {name: other}\n")
 	r := watch(t, dir)
-	want := []string{"put slice shop/web-1 of web [10.0.0.1]", "put node n1 z1", "put service shop/web [10.96.0.1]", "synced"}
+	want := []string{
+		"put slice shop/web-1 of web [10.0.0.1]", "put node n1 z1", "put service shop/web [10.96.0.1]",
+		"synced",
+	}
 	got := r.take(t, "synced")
 	slices.Sort(got)
 	slices.Sort(want)
@@ -215,11 +219,17 @@ func TestOddDocumentsAreReportedAndTheRestIsUsed(t *testing.T) {
 	}{
 		"unknown field": {
 			strings.Replace(service("web", "10.96.0.1"), "clusterIP", "sessionAfinity: ClientIP, clusterIP", 1),
-			[]string{"put service shop/web [10.96.0.1]", `warning File UnknownField: a.yaml:2: Service shop/web: unknown field "spec.sessionAfinity"`},
+			[]string{
+				"put service shop/web [10.96.0.1]",
+				`warning File UnknownField: a.yaml:2: Service shop/web: unknown field "spec.sessionAfinity"`,
+			},
 		},
 		"key given twice": {
 			"kind: Service\n" + strings.TrimPrefix(service("web", "10.96.0.1"), "---\n"),
-			[]string{"put service shop/web [10.96.0.1]", `warning File UnknownField: a.yaml:3: key "kind" already set in map`},
+			[]string{
+				"put service shop/web [10.96.0.1]",
+				`warning File UnknownField: a.yaml:3: key "kind" already set in map`,
+			},
 		},
 		"foreign kind": {
 			service("web", "10.96.0.1") + "---\n# a comment\napiVersion: apps/v1\nkind: Deployment\n",
@@ -230,7 +240,8 @@ func TestOddDocumentsAreReportedAndTheRestIsUsed(t *testing.T) {
 			[]string{"put service shop/web []", "warning Service NoClusterIP: "},
 		},
 		"service of another proxy": {
-			strings.Replace(service("web", "10.96.0.1"), "namespace: shop", "labels: {service.kubernetes.io/service-proxy-name: ''}", 1),
+			strings.Replace(service("web", "10.96.0.1"), "namespace: shop",
+				"labels: {service.kubernetes.io/service-proxy-name: ''}", 1),
 			nil,
 		},
 		"unusable slice": {
@@ -242,27 +253,39 @@ func TestOddDocumentsAreReportedAndTheRestIsUsed(t *testing.T) {
 			[]string{"put service default/web [10.96.0.1]"},
 		},
 		"list": {
-			"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: web}, spec: {clusterIP: 10.96.0.1}}\n" +
+			"apiVersion: v1\nkind: List\nitems:\n" +
+				"- {apiVersion: v1, kind: Service, metadata: {name: web}, spec: {clusterIP: 10.96.0.1}}\n" +
 				"- {apiVersion: v1, kind: Service, metadata: {name: dns}, spec: {clusterIP: 10.96.0.2}}\n",
 			[]string{"put service default/dns [10.96.0.2]", "put service default/web [10.96.0.1]"},
 		},
 		"typed list": {
-			"apiVersion: v1\nkind: ServiceList\nmetadata: {}\nitems:\n- {metadata: {name: web}, spec: {clusterIP: 10.96.0.1}}\n",
+			"apiVersion: v1\nkind: ServiceList\nmetadata: {}\nitems:\n" +
+				"- {metadata: {name: web}, spec: {clusterIP: 10.96.0.1}}\n",
 			[]string{"put service default/web [10.96.0.1]"},
 		},
 		"endpoints": {
 			service("web", "10.96.0.1") + "---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web, namespace: shop}\n" +
 				"subsets: [{addresses: [{ip: 10.0.0.1}, {ip: 'fd00::1'}], ports: [{port: 80}]}]\n",
-			[]string{"put service shop/web [10.96.0.1]", "put slice shop/web/endpoints-0-IPv4 of web [10.0.0.1]", "put slice shop/web/endpoints-0-IPv6 of web [fd00::1]"},
+			[]string{
+				"put service shop/web [10.96.0.1]", "put slice shop/web/endpoints-0-IPv4 of web [10.0.0.1]",
+				"put slice shop/web/endpoints-0-IPv6 of web [fd00::1]",
+			},
 		},
 		"endpoints beside a slice": {
-			slice("web-1", "web", "10.0.0.1") + "---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web, namespace: shop}\n" +
+			slice("web-1", "web", "10.0.0.1") +
+				"---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web, namespace: shop}\n" +
 				"subsets: [{addresses: [{ip: 10.0.0.2}], ports: [{port: 80}]}]\n",
-			[]string{"put slice shop/web-1 of web [10.0.0.1]", "warning File EndpointsIgnored: a.yaml:9: Endpoints shop/web is ignored"},
+			[]string{
+				"put slice shop/web-1 of web [10.0.0.1]",
+				"warning File EndpointsIgnored: a.yaml:9: Endpoints shop/web is ignored",
+			},
 		},
 		"same object twice": {
 			service("web", "10.96.0.1") + service("web", "10.96.0.2"),
-			[]string{"put service shop/web [10.96.0.1]", "error File DuplicateObject: a.yaml:7: Service shop/web is already described at "},
+			[]string{
+				"put service shop/web [10.96.0.1]",
+				"error File DuplicateObject: a.yaml:7: Service shop/web is already described at ",
+			},
 		},
 		"windows line ends and a byte order mark": {
 			"\xef\xbb\xbf" + strings.ReplaceAll(service("web", "10.96.0.1"), "\n", "\r\n"),

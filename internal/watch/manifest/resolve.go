@@ -51,6 +51,9 @@ func (r *report) result() []model.Finding {
 type resolved struct {
 	events map[key]model.Event
 	files  map[string]*report
+	// winners tells where each object is described that counts, sliced which Services have EndpointSlices.
+	winners map[key]place
+	sliced  map[model.Name]bool
 }
 
 // file gives the report on a file.
@@ -102,40 +105,47 @@ func (d *directory) resolve() resolved {
 			r.file(d.path).add(*f)
 		}
 	}
-	winners := map[key]place{}
-	sliced := map[model.Name]bool{} // Services that have EndpointSlices
+	r.winners, r.sliced = map[key]place{}, map[model.Name]bool{}
 	var endpoints []object
 	for _, name := range slices.Sorted(maps.Keys(d.files)) {
 		f, path := d.files[name], filepath.Join(d.path, name)
 		if len(f.findings.list) > 0 {
 			r.files[path] = &report{list: slices.Clip(f.findings.list), omitted: f.findings.omitted}
 		}
-		for i := range f.objects {
-			o := f.objects[i]
-			at := place{file: path, line: o.line}
-			if first, taken := winners[o.key]; taken {
-				r.note(model.Error, DuplicateObject, at, fmt.Sprintf("%s is already described at %s, which is used: remove one", o.key, first))
-				continue
-			}
-			if len(winners) >= maxObjects {
-				r.note(model.Error, TooManyObjects, at, fmt.Sprintf("more than %d objects, this one and the rest are ignored", maxObjects))
-				break
-			}
-			winners[o.key] = at
-			if o.key.kind == "Endpoints" {
-				endpoints = append(endpoints, o)
-				continue
-			}
-			r.object(o, at)
-			if len(o.slices) > 0 {
-				sliced[model.Name{Namespace: o.key.name.Namespace, Name: o.slices[0].Service}] = true
-			}
-		}
+		endpoints = append(endpoints, r.takeFile(path, f.objects)...)
 	}
 	for _, o := range endpoints {
-		r.endpoints(o, winners[o.key], sliced[o.key.name])
+		r.endpoints(o)
 	}
 	return r
+}
+
+// takeFile adds the objects of one file that nobody described before, except for the Endpoints among them, which it
+// gives back: they count only if no file has slices of the same Service.
+func (r *resolved) takeFile(path string, objects []object) (endpoints []object) {
+	for _, o := range objects {
+		at := place{file: path, line: o.line}
+		if first, taken := r.winners[o.key]; taken {
+			r.note(model.Error, DuplicateObject, at,
+				fmt.Sprintf("%s is already described at %s, which is used: remove one", o.key, first))
+			continue
+		}
+		if len(r.winners) >= maxObjects {
+			r.note(model.Error, TooManyObjects, at,
+				fmt.Sprintf("more than %d objects, this one and the rest are ignored", maxObjects))
+			break
+		}
+		r.winners[o.key] = at
+		if o.key.kind == "Endpoints" {
+			endpoints = append(endpoints, o)
+			continue
+		}
+		r.object(o, at)
+		if len(o.slices) > 0 {
+			r.sliced[model.Name{Namespace: o.key.name.Namespace, Name: o.slices[0].Service}] = true
+		}
+	}
+	return endpoints
 }
 
 // object adds what a Service, EndpointSlice or Node says. An object that is not for this proxy and has no findings
@@ -157,10 +167,12 @@ func (r *resolved) object(o object, at place) {
 
 // endpoints adds the slices that an Endpoints object stands for, unless the Service has real ones. What was found about
 // the object is filed under its file, as it may stand for several slices or none.
-func (r *resolved) endpoints(o object, at place, sliced bool) {
-	if sliced {
-		r.note(model.Warning, EndpointsIgnored, at, fmt.Sprintf("%s is ignored, as there are EndpointSlices of that Service: "+
-			"remove one of the two", o.key))
+func (r *resolved) endpoints(o object) {
+	at := r.winners[o.key]
+	if r.sliced[o.key.name] {
+		r.note(model.Warning, EndpointsIgnored, at,
+			fmt.Sprintf("%s is ignored, as there are EndpointSlices of that Service: "+
+				"remove one of the two", o.key))
 		return
 	}
 	for _, s := range o.slices {

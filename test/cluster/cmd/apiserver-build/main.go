@@ -24,6 +24,6 @@ func main() {
 			fmt.Fprintf(os.Stderr, "apiserver-build: %s: %v\n", name, err)
 			os.Exit(1)
 		}
-		fmt.Println(path)
+		fmt.Fprintln(os.Stdout, path)
 	}
 }
