@@ -211,9 +211,9 @@ func get(addr string) (int, http.Header, string, error) {
 }
 
 var (
-	web   = model.Name{Namespace: "shop", Name: "web"} //nolint:gochecknoglobals // a name, never changed
-	other = model.Name{Namespace: "shop", Name: "api"} //nolint:gochecknoglobals // a name, never changed
-	all   = forward.NodePortScope{All: true}           //nolint:gochecknoglobals // a scope, never changed
+	web   = model.Name{Namespace: "shop", Name: "web"}
+	other = model.Name{Namespace: "shop", Name: "api"}
+	all   = forward.NodePortScope{All: true}
 )
 
 func TestAServicePortAnswersWithTheEndpointsOnThisNode(t *testing.T) {

@@ -59,7 +59,7 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		})
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end was asked for, whatever it broke
 		}
 		if s.Strict {
 			return err

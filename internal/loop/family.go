@@ -1,7 +1,6 @@
 package loop
 
 import (
-	"context"
 	"maps"
 	"slices"
 	"time"
@@ -17,7 +16,7 @@ type family struct {
 	// busy tells that the lane works on a job.
 	busy bool
 	// interrupt ends the read-back that the lane is at; nil if what it is at must not be ended.
-	interrupt context.CancelFunc
+	interrupt *interrupt
 	// interrupted counts the read-backs in a row that were ended for a change.
 	interrupted int
 
@@ -94,7 +93,7 @@ func (f *family) roundDue(now time.Time) (at time.Time, ok bool) {
 }
 
 // dispatchFamily starts the most urgent job that is due, if the lane is free, and gives the time at which to look again.
-func (l *Loop) dispatchFamily(ctx context.Context, now time.Time, f *family) time.Time {
+func (l *Loop) dispatchFamily(now time.Time, f *family) time.Time {
 	next := f.watch.endEpisode(l, f, now)
 	if f.busy {
 		return earliest(next, f.interruptFor(now, l.missing == 0))
@@ -103,7 +102,7 @@ func (l *Loop) dispatchFamily(ctx context.Context, now time.Time, f *family) tim
 	due = due && l.missing == 0
 	if due && !at.After(now) && (f.lastQuery || len(f.queries) == 0) {
 		f.lastQuery = false
-		l.startRound(ctx, f, now)
+		l.startRound(f, now)
 		if f.busy {
 			return next
 		}
@@ -122,7 +121,7 @@ func (l *Loop) dispatchFamily(ctx context.Context, now time.Time, f *family) tim
 	if !f.started || f.failing {
 		return next
 	}
-	return earliest(next, l.dispatchWatch(ctx, now, f))
+	return earliest(next, l.dispatchWatch(now, f))
 }
 
 // interruptFor ends a read-back when a change has become due; a change must not wait for a check. After a few times
@@ -138,7 +137,7 @@ func (f *family) interruptFor(now time.Time, synced bool) time.Time {
 	if at.After(now) {
 		return at
 	}
-	f.interrupt()
+	f.interrupt.fire()
 	f.interrupt = nil
 	return time.Time{}
 }

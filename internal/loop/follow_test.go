@@ -516,7 +516,7 @@ func TestTheLogIsBounded(t *testing.T) {
 		for i := range 5000 {
 			e := service(fmt.Sprint("s", i), "10.96.0.1")
 			e.Findings = []model.Finding{{
-				Severity: model.Warning, Kind: "Service", Object: e.Service.Name.String(), Reason: "Odd", Message: "odd",
+				Severity: model.Warning, Kind: "Service", Object: e.Service.String(), Reason: "Odd", Message: "odd",
 			}}
 			events = append(events, e)
 		}

@@ -275,7 +275,7 @@ func (l *Loop) deliver(ctx context.Context, finish func()) {
 func (l *Loop) dispatch(ctx context.Context, now time.Time) time.Time {
 	var next time.Time
 	for _, f := range l.families {
-		next = earliest(next, l.dispatchFamily(ctx, now, f))
+		next = earliest(next, l.dispatchFamily(now, f))
 		next = earliest(next, l.dispatchCleaner(ctx, now, f))
 	}
 	left, at := l.lines.rollover(now)

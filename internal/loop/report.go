@@ -1,7 +1,6 @@
 package loop
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -232,12 +231,13 @@ func (l *Loop) reportFindings(now time.Time) {
 	}
 	l.findings.changed = false
 	for _, f := range l.findings.fresh {
-		level := slog.LevelWarn
+		log := l.line(now)
+		write := log.Warn
 		if f.Severity == model.Error {
-			level = slog.LevelError
+			write = log.Error
 		}
-		l.line(now).Log(context.Background(), level, "Found a problem with an object", logkey.Kind, f.Kind,
-			logkey.Object, f.Object, logkey.Reason, f.Reason, logkey.Message, clip(f.Message))
+		write("Found a problem with an object", logkey.Kind, f.Kind, logkey.Object, f.Object,
+			logkey.Reason, f.Reason, logkey.Message, clip(f.Message))
 		l.publish(f)
 	}
 	l.findings.fresh = nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/turnout-proxy/turnout/internal/backend"
@@ -22,8 +23,8 @@ type work struct {
 	compile bool
 	// observe asks to start from what the kernel holds, not from what it acknowledged.
 	observe bool
-	// readBack bounds the time of Observe; it may end before the context of the job does.
-	readBack context.Context //nolint:containedctx // it travels with one call from the loop to the lane
+	// interrupt can end Observe early; nil if nothing may.
+	interrupt *interrupt
 	// verify tells that the work was started to find drift, drifted that it is known to be there.
 	verify, drifted bool
 	// ours tells that the kernel held what was wanted before, so that a difference can be drift.
@@ -62,6 +63,35 @@ type outcome struct {
 	err        error
 }
 
+// An interrupt ends a read-back from outside.
+type interrupt struct {
+	mu     sync.Mutex
+	fired  bool
+	cancel context.CancelFunc
+}
+
+// bind says what to call; at once if it was fired already. It does nothing on a nil interrupt.
+func (i *interrupt) bind(cancel context.CancelFunc) {
+	if i == nil {
+		return
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.cancel = cancel
+	if i.fired {
+		cancel()
+	}
+}
+
+func (i *interrupt) fire() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.fired = true
+	if i.cancel != nil {
+		i.cancel()
+	}
+}
+
 // A RuleCounter is a backend that can tell how many iptables rules it wants in the kernel and how many the last Apply
 // wrote, by iptables table.
 type RuleCounter interface {
@@ -72,7 +102,7 @@ type ruleCounts struct{ total, last map[string]int }
 
 // startRound brings the table up to date and gives the lane what follows from it. If nothing follows the lane stays
 // free.
-func (l *Loop) startRound(ctx context.Context, f *family, now time.Time) {
+func (l *Loop) startRound(f *family, now time.Time) {
 	table, changed := f.Builder.Table(), f.changed
 	delta, err := l.update(f, now)
 	if err != nil {
@@ -89,8 +119,8 @@ func (l *Loop) startRound(ctx context.Context, f *family, now time.Time) {
 		return
 	}
 	w := work{
-		table: table, delta: delta, compile: !delta.Empty() || !f.compiled, readBack: ctx,
-		observe: !f.started || f.failing, ours: f.started, drifted: f.watch.drifted, pulse: f.watch.pulse, mark: f.watch.mark,
+		table: table, delta: delta, compile: !delta.Empty() || !f.compiled, observe: !f.started || f.failing,
+		ours: f.started, drifted: f.watch.drifted, pulse: f.watch.pulse, mark: f.watch.mark,
 	}
 	if changed && !f.failing {
 		f.bucket.take(now)
@@ -169,10 +199,13 @@ func (l *Loop) plan(ctx context.Context, b backend.Backend, w work, out *outcome
 	out.pulse, out.pulseErr = b.Pulse(ctx)
 	out.foreign = out.pulseErr != nil
 	began := l.clock.Now()
-	have, err := b.Observe(w.readBack)
+	readBack, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w.interrupt.bind(cancel)
+	have, err := b.Observe(readBack)
 	out.observeTook = l.clock.Now().Sub(began)
 	switch {
-	case err != nil && w.readBack.Err() != nil && ctx.Err() == nil:
+	case err != nil && readBack.Err() != nil && ctx.Err() == nil:
 		out.interrupted = true
 		return nil, nil
 	case err != nil:

@@ -43,16 +43,16 @@ const (
 )
 
 // dispatchWatch starts the look that is due, and gives the time of the next.
-func (l *Loop) dispatchWatch(ctx context.Context, now time.Time, f *family) time.Time {
+func (l *Loop) dispatchWatch(now time.Time, f *family) time.Time {
 	w := &f.watch
 	mayReadBack := w.budget.next(now)
 	switch {
 	case w.suspect && !mayReadBack.After(now):
 		w.budget.take(now)
-		l.startVerify(ctx, f)
+		l.startVerify(f)
 		return time.Time{}
 	case !now.Before(w.verifyAt):
-		l.startVerify(ctx, f)
+		l.startVerify(f)
 		return time.Time{}
 	case w.suspect:
 		return earliest(mayReadBack, w.verifyAt)
@@ -63,18 +63,12 @@ func (l *Loop) dispatchWatch(ctx context.Context, now time.Time, f *family) time
 	return earliest(w.pulseAt, w.verifyAt)
 }
 
-func (l *Loop) startVerify(ctx context.Context, f *family) {
-	readBack, interrupt := context.WithCancel(ctx)
-	w := work{
-		observe: true, readBack: readBack, verify: true, ours: true, drifted: f.watch.drifted,
+func (l *Loop) startVerify(f *family) {
+	f.interrupt = &interrupt{}
+	f.start(l.job(f, work{
+		observe: true, interrupt: f.interrupt, verify: true, ours: true, drifted: f.watch.drifted,
 		pulse: f.watch.pulse, mark: f.watch.mark,
-	}
-	f.interrupt = interrupt
-	f.start(func(ctx context.Context) func() {
-		finish := l.job(f, w)(ctx)
-		interrupt()
-		return finish
-	})
+	}))
 }
 
 func (l *Loop) startPulse(f *family) {

@@ -6,6 +6,7 @@
 package metric
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -73,7 +74,12 @@ func (m *Metrics) Handler() http.Handler {
 }
 
 // Register adds a collector that another part of the daemon owns. It fails if the name is taken.
-func (m *Metrics) Register(c prometheus.Collector) error { return m.registry.Register(c) }
+func (m *Metrics) Register(c prometheus.Collector) error {
+	if err := m.registry.Register(c); err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	return nil
+}
 
 // Gatherer gives read access to the metrics, for tests and for the control socket.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }

@@ -17,7 +17,7 @@ func filled() *Metrics {
 	now := time.Unix(2_000_000_000, 0)
 	m := New(now.Add(-time.Hour), "v1.2.3")
 	m.Families("iptables", model.IPv4)
-	m.Round(Round{Family: model.IPv4, Result: OK, Full: true, Took: time.Second, End: now, Steps: 7, Bytes: 70, Restore: true})
+	m.Round(Round{Family: model.IPv4, Result: OK, Full: true, Took: time.Second, End: now, Steps: 7, Bytes: 70})
 	m.Round(Round{Family: model.IPv4, Result: Failed, Took: time.Second, End: now.Add(time.Minute), Restore: true})
 	m.Round(Round{Family: model.IPv4, Result: Failed, Full: true, End: now.Add(time.Minute)})
 	m.Queued(model.IPv4, now)
