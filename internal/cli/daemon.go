@@ -72,9 +72,9 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	g.Go(func() error { return source(ctx, d.loop.Sink()) })
 	g.Go(func() error { return checks.Run(ctx) })
 	if cfg.Healthz.IsValid() {
-		g.Go(func() error { return d.server("healthz", cfg.Healthz, checks.Handler(), 0).Run(ctx) })
+		g.Go(func() error { return d.serve(ctx, "health", cfg.Healthz, checks.Handler(), 0) })
 	}
-	g.Go(func() error { return d.server("metrics", cfg.Metrics, d.metricsHandler(), metricsTimeout).Run(ctx) })
+	g.Go(func() error { return d.serve(ctx, "metrics", cfg.Metrics, d.metricsHandler(), metricsTimeout) })
 	if ln != nil {
 		g.Go(func() error {
 			server := control.NewServer(d)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/pprof"
@@ -126,10 +127,12 @@ func (d *daemon) newHealth() *health.Health {
 	})
 }
 
-// server gives one of the daemon's own HTTP servers. An address that cannot be opened is tried again, or with the
-// hard-fail setting ends the daemon.
-func (d *daemon) server(name string, addr netip.AddrPort, h http.Handler, writeTimeout time.Duration) *health.Server {
-	return &health.Server{
+// serve runs one of the daemon's own HTTP servers until the context ends. An address that cannot be opened is tried
+// again, or with the hard-fail setting is an error.
+func (d *daemon) serve(
+	ctx context.Context, name string, addr netip.AddrPort, h http.Handler, writeTimeout time.Duration,
+) error {
+	server := &health.Server{
 		Addr: addr.String(), Handler: h, WriteTimeout: writeTimeout, Strict: d.cfg.HardFail,
 		Report: func(err error) {
 			if err != nil {
@@ -140,6 +143,10 @@ func (d *daemon) server(name string, addr netip.AddrPort, h http.Handler, writeT
 			d.log.Info("A server's address was opened after all", logkey.Component, name, logkey.Address, addr)
 		},
 	}
+	if err := server.Run(ctx); err != nil {
+		return fmt.Errorf("%s server: %w", name, err)
+	}
+	return nil
 }
 
 func (d *daemon) metricsHandler() http.Handler {

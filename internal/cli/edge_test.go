@@ -2,9 +2,13 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
+	"net"
+	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +57,40 @@ func TestAnOutageIsLoggedOnceUntilItsReasonChanges(t *testing.T) {
 	if diff := cmp.Diff(want, strings.Split(strings.TrimSpace(out.String()), "\n")); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
+}
+
+func TestAnAddressInUseEndsTheDaemonOnlyIfAskedFor(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = busy.Close() })
+	addr := netip.MustParseAddrPort(busy.Addr().String())
+	t.Run("hard fail", func(t *testing.T) {
+		d := &daemon{cfg: &config.Config{HardFail: true}, log: slog.New(slog.DiscardHandler)}
+		err := d.serve(t.Context(), "metrics", addr, http.NotFoundHandler(), 0)
+		if err == nil || !strings.HasPrefix(err.Error(), "metrics server: listen on "+addr.String()) {
+			t.Errorf("got %v, which should name the server and its address", err)
+		}
+	})
+	t.Run("by default", func(t *testing.T) {
+		out := &lockedBuffer{}
+		d := &daemon{cfg: &config.Config{}, log: slog.New(slog.NewTextHandler(out, nil))}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- d.serve(ctx, "metrics", addr, http.NotFoundHandler(), 0) }()
+		deadline := time.Now().Add(patience)
+		for !strings.Contains(out.String(), "is tried again") {
+			if time.Now().After(deadline) {
+				t.Fatalf("the failure was not logged: %s", out)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("after the end of its context: %v", err)
+		}
+	})
 }
 
 func TestProfilesAreServedOnlyWhenAskedFor(t *testing.T) {
