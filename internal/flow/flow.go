@@ -92,21 +92,32 @@ type member struct {
 
 // NewIndex makes the index of a table.
 func NewIndex(t *forward.Table) *Index {
+	return IndexOf(&t.Context, func(yield func(*forward.Port) bool) {
+		for _, name := range t.Names() {
+			if !yield(t.Port(name)) {
+				return
+			}
+		}
+	})
+}
+
+// IndexOf makes the index of some ports and their table's context: for those who have the ports at hand and must not
+// touch the table. All ports of a protocol in Protocols must be among them; others are passed over.
+func IndexOf(c *forward.Context, ports iter.Seq[*forward.Port]) *Index {
 	ix := &Index{
 		frontends: map[forward.Key]int32{}, serving: map[member]struct{}{},
 		gone: map[forward.Key][]int32{}, had: map[member]struct{}{},
 		nodePorts: map[netip.Addr]struct{}{}, protos: map[model.Protocol]bool{},
 	}
-	for _, name := range t.Names() {
-		if tracked(name.Proto) {
-			p := t.Port(name)
+	for p := range ports {
+		if tracked(p.Name.Proto) {
 			for _, key := range ix.number(p) {
 				ix.frontends[key] = ix.count
 			}
 			ix.fill(ix.serving, p.Serving)
 		}
 	}
-	ix.scope(&t.Context)
+	ix.scope(c)
 	return ix
 }
 

@@ -203,18 +203,19 @@ func (l *Loop) dispatchCleaner(ctx context.Context, now time.Time, f *family) ti
 	if now.Before(w.cleanAt) {
 		return w.cleanAt
 	}
-	changed := w.ready
-	ix := flow.NewIndex(f.Builder.Table())
-	for _, n := range slices.SortedFunc(maps.Keys(changed), forward.PortName.Compare) {
-		for _, old := range changed[n] {
-			ix.Remove(old)
-		}
-	}
+	// The cleaner runs while the table goes on changing: it gets the ports as they are now, which never change.
+	changed, tracked, about := w.ready, slices.Collect(maps.Values(w.tracked)), f.Builder.Table().Context
 	w.cleaning, w.ready = true, map[forward.PortName][]*forward.Port{}
 	l.workers.Go(func() {
 		began := l.clock.Now()
 		deleted := 0
 		err := guard(func() (err error) {
+			ix := flow.IndexOf(&about, slices.Values(tracked))
+			for _, n := range slices.SortedFunc(maps.Keys(changed), forward.PortName.Compare) {
+				for _, old := range changed[n] {
+					ix.Remove(old)
+				}
+			}
 			deleted, err = f.Cleaner.Clean(ctx, ix)
 			return err
 		})
@@ -223,6 +224,10 @@ func (l *Loop) dispatchCleaner(ctx context.Context, now time.Time, f *family) ti
 	})
 	return time.Time{}
 }
+
+// cleanRest keeps clean-ups under a fifth of the time where there are very many flows: how long the next waits at least,
+// in durations of the last.
+const cleanRest = 4
 
 // cleaned takes over the result of a clean-up. One that failed is tried again, for the same ports.
 func (l *Loop) cleaned(
@@ -237,6 +242,7 @@ func (l *Loop) cleaned(
 			l.log.Info("Deleting stale flows works again", logkey.Family, f.name())
 		}
 		w.retry.reset()
+		w.cleanAt = l.clock.Now().Add(cleanRest * took)
 		return
 	}
 	if errors.Is(err, context.Canceled) {

@@ -246,6 +246,23 @@ func TestACleanUpDoesNotDelayRules(t *testing.T) {
 	})
 }
 
+func TestCleanUpsThatTakeLongAreSpaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, c := startWithCleaner(t)
+		r.sync(dns(), dnsAt("10.244.0.1"))
+		r.settle()
+		c.set(func(c *fakeCleaner) { c.takes, c.calls = time.Second, nil })
+		for i := range 60 {
+			r.sink(dnsAt(fmt.Sprintf("10.244.0.%d", i+2)))
+			after(time.Second)
+		}
+		if got := c.count(); got < 11 || got > 13 {
+			t.Errorf("got %d clean-ups of 1 s in 60 s of changes, want 12", got)
+		}
+		r.stop()
+	})
+}
+
 func TestChangesThatLeaveNoStaleFlowsAreNotFollowedByACleanUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, c := startWithCleaner(t)
