@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,11 +36,11 @@ func webRoutes(lab *netns.Lab) []route {
 		return netip.AddrPortFrom(lab.Host(node).Addr4(), webNodePort).String()
 	}
 	return []route{
-		{"c1", webIP4 + ":80", 60, 12},
+		{"c1", webIP4 + ":80", 70, 12},
 		{"c2", "[" + webIP6 + "]:80", 40, 10},
 		{"out", onNode("na"), 40, 10},
 		{"out", onNode("nb"), 40, 8},
-		{"far", webLB4 + ":80", 60, 12},
+		{"far", webLB4 + ":80", 70, 12},
 	}
 }
 
@@ -141,8 +142,14 @@ func (l *load) stop() {
 	var opened, ok, pings, failed, late int
 	var slowest time.Duration
 	took := time.Since(l.started)
+	// All at once, or the last part would have more time than the rest.
+	var stopping sync.WaitGroup
+	for _, p := range l.parts {
+		stopping.Go(func() { p.Stop() })
+	}
+	stopping.Wait()
 	for i, p := range l.parts {
-		tally := p.Stop()
+		tally := p.Tally()
 		opened, ok, pings = opened+tally.Opened, ok+tally.OK, pings+tally.Pings
 		failed, late = failed+tally.Failures(), late+tally.Late
 		slowest = max(slowest, tally.Slowest)
@@ -176,13 +183,13 @@ func (n *node) pool(pods ...*netns.Host) time.Duration {
 		if err != nil {
 			return err
 		}
-		seen := 0
+		seen := map[string]bool{}
 		for i := range l.Rows {
 			r := &l.Rows[i]
 			if !strings.HasPrefix(r.Service, namespace+"/web:") {
 				continue
 			}
-			seen++
+			seen[r.Family] = true
 			want := want4
 			if r.Family == model.IPv6.String() {
 				want = want6
@@ -191,8 +198,8 @@ func (n *node) pool(pods ...*netns.Host) time.Duration {
 				return fmt.Errorf("%s: endpoints %v, want %v; drift %q", r.Frontend, got, want, r.Drift)
 			}
 		}
-		if seen == 0 {
-			return fmt.Errorf("no row of web among %d", len(l.Rows))
+		if len(seen) != 2 {
+			return fmt.Errorf("rows of web for the families %v, of %d rows", seen, len(l.Rows))
 		}
 		return nil
 	})
