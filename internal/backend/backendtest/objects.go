@@ -136,3 +136,28 @@ func crowdAddr(family model.Family, node, i int) netip.Addr {
 	}
 	return a
 }
+
+// fleetEvents give Services fleet/s0, fleet/s1, ... with one endpoint, s1 of the lab, and cluster IPs from 10.70.4.1 on,
+// 200 in each range of 256.
+func fleetEvents(family model.Family, first, n int, gone bool) []model.Event {
+	const perRange = 200
+	var events []model.Event
+	for i := first; i < first+n; i++ {
+		name := model.Name{Namespace: "fleet", Name: fmt.Sprintf("s%d", i)}
+		ip := netip.AddrFrom4([4]byte{10, 70, byte(4 + i/perRange), byte(1 + i%perRange)})
+		pod := netip.AddrFrom4([4]byte{10, 60, 1, 11})
+		if family == model.IPv6 {
+			ip, pod = netip.MustParseAddr(mirrorAddr(ip)), netip.MustParseAddr(mirrorAddr(pod))
+		}
+		events = append(events,
+			model.Event{Delete: gone, Service: &model.Service{
+				Name: name, ClusterIPs: []netip.Addr{ip}, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+			}},
+			model.Event{Delete: gone, Slice: &model.EndpointSlice{
+				Name: name, Service: name.Name, Family: family,
+				Ports:     []model.SlicePort{{Protocol: model.TCP, Port: 8080}},
+				Endpoints: []model.Endpoint{{Addr: pod, Ready: true, Serving: true, Node: nodeName(1)}},
+			}})
+	}
+	return events
+}
