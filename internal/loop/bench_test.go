@@ -32,8 +32,9 @@ func (b *nullBackend) Compile(_ *forward.Table, d forward.Delta) []backend.Probl
 }
 
 func (b *nullBackend) Observe(context.Context) (backend.Observed, error) { return fakeObserved{}, nil }
-func (b *nullBackend) Diff(backend.Observed) backend.Plan                { return nullPlan(b.changed) }
-func (b *nullBackend) Pulse(context.Context) (string, error)             { return "", nil }
+
+func (b *nullBackend) Diff(backend.Observed) backend.Plan    { return nullPlan(b.changed) }
+func (b *nullBackend) Pulse(context.Context) (string, error) { return "", nil }
 
 func (b *nullBackend) Apply(context.Context, backend.Plan) backend.Report {
 	b.changed = 0
@@ -58,6 +59,7 @@ func BenchmarkChange(b *testing.B) {
 }
 
 func benchmarkChange(b *testing.B, proto model.Protocol, n int) {
+	b.Helper()
 	back := &nullBackend{applied: make(chan struct{})}
 	l := New(Config{
 		Families: []Family{{
@@ -94,5 +96,7 @@ func benchmarkChange(b *testing.B, proto model.Protocol, n int) {
 		<-back.applied
 	}
 	cancel()
-	<-ended
+	if err := <-ended; err != nil {
+		b.Error(err)
+	}
 }

@@ -233,7 +233,7 @@ func (b *fakeBackend) Apply(ctx context.Context, p backend.Plan) backend.Report 
 	}
 	report := backend.Report{Failed: map[forward.PortName]error{}}
 	var what []string
-	plan := p.(fakePlan) //nolint:forcetypeassert // the loop hands back what Diff gave
+	plan := p.(fakePlan)
 	b.acked = plan.from
 	if plan.Empty() {
 		return report

@@ -287,7 +287,7 @@ func startShared(t *testing.T) *rig {
 	var shared atomic.Int64
 	return start(t, func(c *Config) {
 		for _, f := range c.Families {
-			f.Backend.(*fakeBackend).kernel.shared = &shared //nolint:forcetypeassert // start makes nothing else
+			f.Backend.(*fakeBackend).kernel.shared = &shared
 		}
 	}, model.IPv4, model.IPv6)
 }
