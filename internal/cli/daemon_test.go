@@ -235,6 +235,15 @@ func TestADaemonServesIsAskedAndLeavesItsRules(t *testing.T) {
 					}
 				}
 			})
+			t.Run("a new address of the node is noticed", func(*testing.T) {
+				n.await("the node port on it", func() (string, error) {
+					return fmt.Sprint(n.turnout("trace", "8.8.8.8", "10.20.0.99:30080", "--in", "eth0").status), nil
+				}, fmt.Sprint(statusPass))
+				n.tool("ip", "address", "add", "10.20.0.99/32", "dev", "lo")
+				n.await("the node port on it", func() (string, error) {
+					return fmt.Sprint(n.turnout("trace", "8.8.8.8", "10.20.0.99:30080", "--in", "eth0").status), nil
+				}, fmt.Sprint(statusOK))
+			})
 			t.Run("the servers answer", func(*testing.T) { n.checkServers() })
 
 			if status := n.stop(); status != statusOK {
