@@ -121,6 +121,28 @@ func TestAClientMayChooseItsAddressAndPort(t *testing.T) {
 	}
 }
 
+func TestSCTPServersAnswerWhereTheKernelHasSCTP(t *testing.T) {
+	if !SCTP() {
+		t.Skip("this kernel has no SCTP sockets")
+	}
+	lab := Start(t, Topology{Nodes: 1})
+	mustServe(t, lab.Host("s1"), model.SCTP, 9899)
+	for _, is4 := range []bool{true, false} {
+		to := netip.AddrPortFrom(lab.Host("s1").addr.of(is4), 9899)
+		conn, r := lab.Host("out").Open(Call{To: to, Proto: model.SCTP})
+		if conn == nil || r.Server != "s1" {
+			t.Fatalf("%s: got %v", to, r)
+		}
+		if kind, err := conn.Ping(time.Second); kind != OK {
+			t.Errorf("%s: ping: %s, %v", to, kind, err)
+		}
+		conn.Close()
+	}
+	if r := lab.Host("out").Dial(Call{To: netip.MustParseAddrPort("10.60.1.11:9"), Proto: model.SCTP}); r.Kind != Refused {
+		t.Errorf("a port that nobody listens on: got %v, want refused", r)
+	}
+}
+
 func TestACrowdAnswersOnEachOfItsAddresses(t *testing.T) {
 	lab := Start(t, Topology{Crowd: true})
 	for _, crowd := range []string{"crowd1", "crowd2"} {
