@@ -195,8 +195,7 @@ func (l *Loop) plan(ctx context.Context, b backend.Backend, w work, out *outcome
 		return plan, nil
 	}
 	// The fingerprint is taken before reading back: what others change meanwhile then shows as a new one.
-	out.mark = l.writes.mark()
-	out.pulse, out.pulseErr = b.Pulse(ctx)
+	out.pulse, out.mark, out.pulseErr = l.writes.sample(ctx, l.clock, b)
 	out.foreign = out.pulseErr != nil
 	began := l.clock.Now()
 	readBack, cancel := context.WithCancel(ctx)

@@ -74,9 +74,9 @@ func (l *Loop) startVerify(f *family) {
 func (l *Loop) startPulse(f *family) {
 	f.start(func(ctx context.Context) func() {
 		var pulse string
-		mark := l.writes.mark()
+		var mark int
 		err := guard(func() (err error) {
-			pulse, err = f.Backend.Pulse(ctx)
+			pulse, mark, err = l.writes.sample(ctx, l.clock, f.Backend)
 			return err
 		})
 		return func() {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/turnout-proxy/turnout/internal/backend"
 )
 
 // writes remembers what our own writing did to the kernel's fingerprint. Families may share one fingerprint, as with
@@ -63,6 +65,14 @@ func (w *writes) begin(clock Clock) (leave func()) {
 	defer w.mu.Unlock()
 	w.since = clock.Now()
 	return func() { <-w.turn }
+}
+
+// sample takes a fingerprint at a time when no family writes, and so between two writes that are both noted.
+func (w *writes) sample(ctx context.Context, clock Clock, b backend.Backend) (pulse string, mark int, err error) {
+	defer w.enter(ctx, clock)()
+	mark = w.mark()
+	pulse, err = b.Pulse(ctx)
+	return pulse, mark, err
 }
 
 // add notes a write.
