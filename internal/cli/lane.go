@@ -125,11 +125,30 @@ func openTables(
 	if err != nil {
 		return nil, "", "", err
 	}
-	// Somebody who holds the lock does so for a while; the loop tries again until the rules are written.
-	if err := xtables.Supported(ctx, f, flavour); err != nil && !errors.Is(err, xtables.ErrBusy) {
+	if err := supported(ctx, f, flavour); err != nil {
 		return nil, "", "", err
 	}
 	return tables, flavour, reason, nil
+}
+
+// probeAttempts is how often the kernel is asked whether it takes rules, as long as no answer comes: a tool that was
+// killed once must not cost a family its service until the next start.
+const probeAttempts = 4
+
+// supported tells whether a family can be served: nil if so.
+func supported(ctx context.Context, f model.Family, flavour xtables.Flavour) error {
+	var err error
+	for range probeAttempts {
+		err = xtables.Supported(ctx, f, flavour)
+		switch {
+		case err == nil, errors.Is(err, xtables.ErrBusy):
+			// Somebody who holds the lock does so for a while; the loop tries again until the rules are written.
+			return nil
+		case errors.Is(err, xtables.ErrUnsupported), ctx.Err() != nil:
+			return err
+		}
+	}
+	return err
 }
 
 // A cleaner deletes the connection tracking entries that lead to endpoints which are gone.
