@@ -195,7 +195,7 @@ func (n *node) pool(pods ...*netns.Host) time.Duration {
 				want = want6
 			}
 			if got := addrs(r); r.Drift != answer.DriftNone || !slices.Equal(got, want) {
-				return fmt.Errorf("%s: endpoints %v, want %v; drift %q", r.Frontend, got, want, r.Drift)
+				return fmt.Errorf("%s: endpoints %v, want %v; drift %q; families %+v", r.Frontend, got, want, r.Drift, l.Families)
 			}
 		}
 		if len(seen) != 2 {
