@@ -87,6 +87,7 @@ func (c Connection) load() (*rest.Config, error) {
 type clients struct {
 	core, discovery rest.Interface
 	params          runtime.ParameterCodec
+	decode          func([]byte) (runtime.Object, error)
 	// close ends connections that no request uses.
 	close func()
 }
@@ -100,7 +101,8 @@ func newClients(base *rest.Config) (clients, error) {
 	scheme.AddKnownTypes(discoveryv1.SchemeGroupVersion, &discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{})
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
 	metav1.AddToGroupVersion(scheme, discoveryv1.SchemeGroupVersion)
-	codecs := serializer.NewCodecFactory(scheme).WithoutConversion()
+	factory := serializer.NewCodecFactory(scheme)
+	codecs := factory.WithoutConversion()
 	http, err := rest.HTTPClientFor(base)
 	if err != nil {
 		return clients{}, fmt.Errorf("prepare the connection to the API server: %w", err)
@@ -124,6 +126,10 @@ func newClients(base *rest.Config) (clients, error) {
 	}
 	return clients{
 		core: core, discovery: discovery, params: runtime.NewParameterCodec(scheme),
+		decode: func(data []byte) (runtime.Object, error) {
+			o, _, err := factory.UniversalDeserializer().Decode(data, nil, nil)
+			return o, err //nolint:wrapcheck // it names what it could not read
+		},
 		close: http.CloseIdleConnections,
 	}, nil
 }

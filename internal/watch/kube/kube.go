@@ -94,10 +94,10 @@ func Run(ctx context.Context, cfg Config, sink model.Sink) error {
 // A source is one kind of object at the server.
 type source struct {
 	resource       string
-	example        runtime.Object
-	list           func() runtime.Object
+	item           func() message // a new, empty object
 	client         rest.Interface
 	params         runtime.ParameterCodec
+	decode         func([]byte) (runtime.Object, error)
 	labels, fields string
 	convert        func(runtime.Object) model.Event
 	gone           func(model.Name) model.Event
@@ -109,16 +109,16 @@ type source struct {
 func sources(c clients, nodeName string) []source {
 	list := []source{
 		{
-			resource: servicesResource, client: c.core, params: c.params, example: &corev1.Service{},
-			list:    func() runtime.Object { return &corev1.ServiceList{} },
+			resource: servicesResource, client: c.core, params: c.params, decode: c.decode,
+			item:    func() message { return &corev1.Service{} },
 			labels:  "!" + convert.LabelForeignProxy,
 			fields:  fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
 			convert: serviceEvent,
 			gone:    goneService,
 		},
 		{
-			resource: slicesResource, client: c.discovery, params: c.params, example: &discoveryv1.EndpointSlice{},
-			list:    func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
+			resource: slicesResource, client: c.discovery, params: c.params, decode: c.decode,
+			item:    func() message { return &discoveryv1.EndpointSlice{} },
 			labels:  "!" + convert.LabelHeadless,
 			convert: sliceEvent,
 			gone:    goneSlice,
@@ -128,8 +128,8 @@ func sources(c clients, nodeName string) []source {
 		return list
 	}
 	return append(list, source{
-		resource: nodesResource, client: c.core, params: c.params, example: &corev1.Node{},
-		list:     func() runtime.Object { return &corev1.NodeList{} },
+		resource: nodesResource, client: c.core, params: c.params, decode: c.decode,
+		item:     func() message { return &corev1.Node{} },
 		fields:   fields.OneTermEqualSelector("metadata.name", nodeName).String(),
 		convert:  nodeEvent,
 		gone:     goneNode,
@@ -141,9 +141,8 @@ func sources(c clients, nodeName string) []source {
 func (s *source) follow(ctx context.Context, status *status, st *store) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			into := s.list()
-			err := s.request(o).Do(ctx).Into(into)
-			return into, status.note(ctx, "list", err)
+			list, err := s.list(ctx, o, st)
+			return list, status.note(ctx, "list", err)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.Watch = true
@@ -156,13 +155,24 @@ func (s *source) follow(ctx context.Context, status *status, st *store) {
 		Duration: firstRetry, Factor: retryFactor, Jitter: retryJitter, Cap: lastRetry,
 		Steps: int(math.Ceil(math.Log(float64(lastRetry)/float64(firstRetry)) / math.Log(retryFactor))),
 	}
-	r := cache.NewReflectorWithOptions(lw, s.example, st,
+	r := cache.NewReflectorWithOptions(lw, s.item(), st,
 		cache.ReflectorOptions{Name: s.resource, Clock: clk, Backoff: &backoff})
 	// The reflector's own Run would log each failed request; status has told the owner already.
 	_ = backoff.DelayWithReset(clk, retryReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		_ = r.ListAndWatchWithContext(ctx)
 		return false, nil
 	})
+}
+
+// list asks for all objects, or a page of them.
+func (s *source) list(ctx context.Context, o metav1.ListOptions, st *store) (runtime.Object, error) {
+	body, err := s.request(o).Stream(ctx)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // status.note does, and the reflector tells errors apart by their type
+	}
+	defer body.Close()
+	l := listReader{item: s.item, decode: s.decode, convert: st.toEvent}
+	return l.read(body)
 }
 
 // request prepares a list or watch request with the source's selectors.
