@@ -44,10 +44,14 @@ func damages() []damage {
 		{what: "a chain is emptied", family: "iptables", commands: fixed("-t nat -F KUBE-SERVICES")},
 		{what: "somebody bypasses all Services", family: "iptables", commands: fixed("-t nat -I KUBE-SERVICES 1 -j RETURN")},
 		{what: "a chain of table filter is emptied", family: "iptables", commands: fixed("-t filter -F KUBE-FORWARD")},
-		{what: "table nat is flushed and its chains are deleted", family: "iptables", foreign: true,
-			commands: fixed("-t nat -F", "-t nat -X")},
-		{what: "IPv6 table nat is flushed and its chains are deleted", family: "ip6tables", foreign: true,
-			commands: fixed("-t nat -F", "-t nat -X")},
+		{
+			what: "table nat is flushed and its chains are deleted", family: "iptables", foreign: true,
+			commands: fixed("-t nat -F", "-t nat -X"),
+		},
+		{
+			what: "IPv6 table nat is flushed and its chains are deleted", family: "ip6tables", foreign: true,
+			commands: fixed("-t nat -F", "-t nat -X"),
+		},
 	}
 }
 

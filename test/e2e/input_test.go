@@ -29,8 +29,10 @@ type input struct {
 func TestBadObjectsAreNamedAndHarmNobodyElse(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, flavour string) {
 		s := newSite(t, netns.Topology{Nodes: 2, Crowd: true})
-		in := &input{site: s, node: s.node("na", flavourFlag(flavour)), s1: s.lab.Host("s1"), s2: s.lab.Host("s2"),
-			port: tcpPort(80, 0)}
+		in := &input{
+			site: s, node: s.node("na", flavourFlag(flavour)), s1: s.lab.Host("s1"), s2: s.lab.Host("s2"),
+			port: tcpPort(80, 0),
+		}
 		for _, host := range []string{"s1", "s2", "crowd1", "crowd2"} {
 			serve(t, s.lab.Host(host), model.TCP, webPort)
 		}

@@ -58,8 +58,10 @@ func service(name string, port corev1.ServicePort, clusterIPs ...string) *corev1
 
 // tcpPort gives the port that most Services here have.
 func tcpPort(number, nodePort int32) corev1.ServicePort {
-	return corev1.ServicePort{Name: "http", Protocol: corev1.ProtocolTCP, Port: number,
-		TargetPort: intstr.FromInt32(webPort), NodePort: nodePort}
+	return corev1.ServicePort{
+		Name: "http", Protocol: corev1.ProtocolTCP, Port: number,
+		TargetPort: intstr.FromInt32(webPort), NodePort: nodePort,
+	}
 }
 
 // web is reached in every way, with both IP families.

@@ -101,8 +101,10 @@ func (l *transcript) count(text string) int {
 func (s *site) node(name string, flags ...string) *node {
 	s.t.Helper()
 	n := &node{t: s.t, host: s.lab.Host(name), socket: filepath.Join(s.t.TempDir(), "s"), log: &transcript{}}
-	n.args = slices.Concat([]string{"proxy", "--socket", n.socket, "--manifests", s.manifests, "--hostname-override", name,
-		"--cluster-cidr", clusterCIDR()}, flags)
+	n.args = slices.Concat([]string{
+		"proxy", "--socket", n.socket, "--manifests", s.manifests, "--hostname-override", name,
+		"--cluster-cidr", clusterCIDR(),
+	}, flags)
 	s.t.Cleanup(func() {
 		if s.t.Failed() {
 			s.t.Logf("the daemon's log on %s:\n%s", name, n.log)

@@ -31,8 +31,12 @@ func one(t *testing.T, flags ...string) (*site, *node) {
 func (s *site) works(t *testing.T) {
 	t.Helper()
 	for _, to := range []struct{ from, addr string }{
-		{"c1", webIP4 + ":80"}, {"c1", "[" + webIP6 + "]:80"}, {"na", webIP4 + ":80"}, {"out", "10.20.0.11:30080"},
-		{"far", webLB4 + ":80"}, {"far", "[" + webLB6 + "]:80"},
+		{"c1", webIP4 + ":80"},
+		{"c1", "[" + webIP6 + "]:80"},
+		{"na", webIP4 + ":80"},
+		{"out", "10.20.0.11:30080"},
+		{"far", webLB4 + ":80"},
+		{"far", "[" + webLB6 + "]:80"},
 	} {
 		if r := s.lab.Host(to.from).TCP(to.addr); r.Kind != netns.OK {
 			t.Errorf("%s -> %s: %v", to.from, to.addr, r)

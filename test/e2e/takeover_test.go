@@ -102,9 +102,14 @@ func (s *site) checkCatalogue(t *testing.T) {
 		from, to string
 		want     netns.Kind
 	}{
-		{"c1", "10.96.6.1:80", netns.OK}, {"c1", "10.96.6.2:80", netns.OK}, {"out", "192.0.2.12:80", netns.OK},
-		{"out", "192.0.2.13:80", netns.OK}, {"far", "192.0.2.13:80", netns.Timeout}, {"out", "203.0.113.4:80", netns.OK},
-		{"c1", "10.96.6.5:80", netns.Refused}, {"out", "10.20.0.11:30083", netns.Refused},
+		{"c1", "10.96.6.1:80", netns.OK},
+		{"c1", "10.96.6.2:80", netns.OK},
+		{"out", "192.0.2.12:80", netns.OK},
+		{"out", "192.0.2.13:80", netns.OK},
+		{"far", "192.0.2.13:80", netns.Timeout},
+		{"out", "203.0.113.4:80", netns.OK},
+		{"c1", "10.96.6.5:80", netns.Refused},
+		{"out", "10.20.0.11:30083", netns.Refused},
 	} {
 		call := netns.Call{To: netip.MustParseAddrPort(c.to)}
 		if c.want == netns.Timeout {

@@ -30,16 +30,20 @@ type stream struct {
 }
 
 func udpPort(number, target, nodePort int32) corev1.ServicePort {
-	return corev1.ServicePort{Name: "stats", Protocol: corev1.ProtocolUDP, Port: number,
-		TargetPort: intstr.FromInt32(target), NodePort: nodePort}
+	return corev1.ServicePort{
+		Name: "stats", Protocol: corev1.ProtocolUDP, Port: number,
+		TargetPort: intstr.FromInt32(target), NodePort: nodePort,
+	}
 }
 
 // streams are one for each kind of address. The node port of the second is the Service port of another Service below.
 func streams(lab *netns.Lab) []stream {
 	list := []stream{
 		{name: "cluster-ip", from: "c1", to: "10.96.3.1:8125", port: udpPort(8125, 8131, 0)},
-		{name: "node-port", from: "out", port: udpPort(8125, 8132, 30123),
-			to: netip.AddrPortFrom(lab.Host("na").Addr4(), 30123).String()},
+		{
+			name: "node-port", from: "out", port: udpPort(8125, 8132, 30123),
+			to: netip.AddrPortFrom(lab.Host("na").Addr4(), 30123).String(),
+		},
 		{name: "load-balancer", from: "out", to: "192.0.2.20:8125", port: udpPort(8125, 8133, 30126)},
 	}
 	for i := range list {
