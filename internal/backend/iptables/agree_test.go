@@ -28,7 +28,7 @@ func compileAll(t *testing.T, opt Options, table *forward.Table) *compiler {
 }
 
 func TestTracerAgreesWithOracle(t *testing.T) {
-	for seed := range uint64(2000) {
+	for seed := range uint64(600) {
 		for _, family := range []model.Family{model.IPv4, model.IPv6} {
 			table := gen.Table(seed, family)
 			packet := gen.Packet(seed, table)
@@ -57,7 +57,7 @@ func stepText[T fmt.Stringer](steps []T) string {
 }
 
 func TestEveryRuleIsCanonical(t *testing.T) {
-	for seed := range uint64(500) {
+	for seed := range uint64(150) {
 		for _, family := range []model.Family{model.IPv4, model.IPv6} {
 			table := gen.Table(seed, family)
 			for name, opt := range layouts(family) {

@@ -47,7 +47,7 @@ func save(t *testing.T, k xtables.Tables) string {
 }
 
 func TestStepByStepIsTheSameAsFromScratch(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(15) {
 		for _, family := range []model.Family{model.IPv4, model.IPv6} {
 			// Layouts change on the way where the threshold is low.
 			for _, opt := range []Options{
@@ -127,7 +127,7 @@ COMMIT
 :KUBE-KUBELET-CANARY - [0:0]
 COMMIT
 `
-	for seed := range uint64(30) {
+	for seed := range uint64(15) {
 		kernel := xtables.NewFake(model.IPv4, xtables.NFT)
 		if err := kernel.Restore(context.Background(), []byte(foreign)); err != nil {
 			t.Fatal(err)
@@ -166,7 +166,7 @@ func TestCleanupEmptiesWhatOthersStillReferTo(t *testing.T) {
 }
 
 func TestRestartAdoptsWhatIsThere(t *testing.T) {
-	for seed := range uint64(50) {
+	for seed := range uint64(15) {
 		kernel := xtables.NewFake(model.IPv6, xtables.NFT)
 		table := gen.Table(seed, model.IPv6)
 		b := New(kernel, Options{Family: model.IPv6, MasqueradeBit: 14})
@@ -186,7 +186,7 @@ func TestRestartAdoptsWhatIsThere(t *testing.T) {
 
 // Every moment in which a packet may meet the kernel must give it the old or the new answer (invariants 4 and 8).
 func TestNoPrefixOfAPlanAnswersOtherThanBeforeOrAfter(t *testing.T) {
-	for seed := range uint64(150) {
+	for seed := range uint64(40) {
 		for _, family := range []model.Family{model.IPv4, model.IPv6} {
 			for _, opt := range layouts(family) {
 				opt.SectionChains = 2
