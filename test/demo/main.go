@@ -13,6 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -80,6 +81,13 @@ func show(ctx context.Context, o options, out io.Writer) error {
 			return err
 		}
 	}
+	switch err := probeInside(); {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		// Root in a container may be less than root.
+		return offline(ctx, t, s, err.Error())
+	case err != nil:
+		return err
+	}
 	story := newStory(t, s)
 	defer story.close()
 	if err := story.tell(ctx); err != nil {
@@ -93,9 +101,9 @@ func show(ctx context.Context, o options, out io.Writer) error {
 
 // offline shows what needs no root: the same objects, decided without touching the kernel.
 func offline(ctx context.Context, t *tool, s *screen, why string) error {
-	s.title("Turnout, without root")
-	s.say("The whole demo builds a cluster out of network namespaces, and for that it needs root here ("+why+"):",
-		"  sudo make demo", "",
+	s.title("Turnout, offline")
+	s.say("The whole demo builds a cluster out of network namespaces, which is not possible now:", "  "+why, "",
+		"It works as root, outside of a container or in a privileged one:", "  sudo make demo", "",
 		"What follows needs nothing: the tools work from a directory of YAML alone, too.")
 	steps := []struct {
 		heading string

@@ -48,11 +48,11 @@ func inside(ctx context.Context, what string) *exec.Cmd {
 	return cmd
 }
 
-// probeInside tells by its result whether a small cluster can be built here.
+// probeInside tells whether a small cluster can be built here.
 func probeInside() error {
 	lab, err := netns.New(netns.Topology{Nodes: 1})
 	if err != nil {
-		return fmt.Errorf("build a cluster in a user namespace: %w", err)
+		return fmt.Errorf("a cluster cannot be built: %w", err)
 	}
 	return lab.Close()
 }
