@@ -124,6 +124,8 @@ func (r *run) command(c command) error {
 		return r.edit(c.args)
 	case "crowd":
 		return r.crowd(c.args)
+	case "fleet", "nofleet":
+		return r.fleet(c.args, c.name == "nofleet")
 	case "packet":
 		return r.packet(c)
 	case "table":
@@ -143,7 +145,7 @@ func (r *run) command(c command) error {
 	case "cleanup":
 		r.cleanup()
 		r.begun = false
-	case "open", "ping":
+	case "open", "ping", "stray", "expires":
 		if r.probe != nil {
 			return r.probe.conversation(r, c)
 		}
@@ -234,7 +236,7 @@ func stride(tables ...*forward.Table) int {
 			n += len(t.Port(name).Cluster) + 1
 		}
 	}
-	return 1 + n/500
+	return 1 + n/100
 }
 
 func (r *run) applyFiles(names []string, gone bool) error {
@@ -290,6 +292,18 @@ func (r *run) crowd(args []string) error {
 	return nil
 }
 
+// fleet makes many Services, or deletes them: FIRST NUMBER.
+func (r *run) fleet(args []string, gone bool) error {
+	r.t.Helper()
+	first, err := strconv.Atoi(args[0])
+	n, err2 := strconv.Atoi(args[1])
+	if err != nil || err2 != nil {
+		return errors.New("want FIRST NUMBER")
+	}
+	r.take(fleetEvents(r.family, first, n, gone))
+	return nil
+}
+
 func (r *run) packet(c command) error {
 	r.t.Helper()
 	p, err := parsePacket(c.args)
@@ -315,10 +329,13 @@ func (r *run) packet(c command) error {
 	return nil
 }
 
-// text compares lines, whatever their indentation.
+// text compares lines, whatever their indentation. A single "-" stands for no lines.
 func (r *run) text(want []string, text string) error {
 	r.t.Helper()
 	var got []string
+	if len(want) == 1 && want[0] == "-" {
+		want = nil
+	}
 	for line := range strings.Lines(text) {
 		if line = strings.TrimSpace(line); line != "" {
 			got = append(got, line)

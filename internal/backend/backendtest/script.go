@@ -46,6 +46,8 @@ func commandRules() map[string]struct{ min, max, below int } {
 		"delete":  {1, -1, -1},
 		"edit":    {3, 3, -1},
 		"crowd":   {4, 4, -1},
+		"fleet":   {2, 2, -1},
+		"nofleet": {2, 2, -1},
 		"packet":  {2, 3, 1},
 		"table":   {0, 0, 1},
 		"context": {0, 0, 1},
@@ -59,6 +61,8 @@ func commandRules() map[string]struct{ min, max, below int } {
 		"flows":   {0, 0, 1},
 		"open":    {3, 3, -1},
 		"ping":    {1, 2, -1},
+		"stray":   {1, 1, -1},
+		"expires": {3, 3, -1},
 	}
 }
 

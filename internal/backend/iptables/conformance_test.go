@@ -2,6 +2,7 @@ package iptables_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/turnout-proxy/turnout/internal/backend"
@@ -63,7 +64,7 @@ func (k *kernel) Fail(ask func(op string) error) {
 
 // Dump gives the three tables that this mode looks at. An empty table counts as none: the tools make one by looking.
 func (k *kernel) Dump() (string, error) {
-	text := ""
+	var text strings.Builder
 	for _, table := range []string{"filter", "nat", "mangle"} {
 		data, err := k.tables.Save(context.Background(), table)
 		if err != nil {
@@ -73,17 +74,17 @@ func (k *kernel) Dump() (string, error) {
 		if err != nil {
 			return "", err
 		}
-		text += "*" + table + "\n"
+		text.WriteString("*" + table + "\n")
 		for _, c := range chains {
 			if len(c.Rules) > 0 || !isBase(table, c.Name) {
-				text += ":" + c.Name + "\n"
+				text.WriteString(":" + c.Name + "\n")
 			}
 			for _, r := range c.Rules {
-				text += "-A " + c.Name + " " + r + "\n"
+				text.WriteString("-A " + c.Name + " " + r + "\n")
 			}
 		}
 	}
-	return text, nil
+	return text.String(), nil
 }
 
 func isBase(table, chain string) bool {
