@@ -24,6 +24,9 @@ const maxPath = 107 - len(newSuffix)
 // newSuffix is under what name a socket is made, before it takes its place with the right permissions.
 const newSuffix = ".new"
 
+// lockSuffix is added to the socket's name for the file that is locked.
+const lockSuffix = ".lock"
+
 // ErrInUse tells that another process answers on the socket.
 var ErrInUse = errors.New("another daemon is running")
 
@@ -45,7 +48,7 @@ func Listen(path string) (*Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
 	}
-	lock, err := acquire(path + ".lock")
+	lock, err := acquire(path + lockSuffix)
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
@@ -57,6 +60,13 @@ func Listen(path string) (*Listener, error) {
 	return &Listener{UnixListener: ln, path: path, lock: lock}, nil
 }
 
+// How long, and how often, a lock that is held is tried for. A daemon that was killed while it started a tool leaves a
+// process behind that shares the lock, and the socket too, until it has become the tool; that takes milliseconds.
+const (
+	lockPatience = 300 * time.Millisecond
+	lockInterval = 10 * time.Millisecond
+)
+
 // acquire takes a lock that ends with the process: two daemons that start together cannot both replace a dead one's
 // socket.
 func acquire(path string) (*os.File, error) {
@@ -64,14 +74,21 @@ func acquire(path string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
+	deadline := time.Now().Add(lockPatience)
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return f, nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		case time.Now().After(deadline):
+			_ = f.Close()
 			return nil, ErrInUse
 		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+		time.Sleep(lockInterval)
 	}
-	return f, nil
 }
 
 // bind puts a socket at path. It appears there complete, with its permissions, and replaces a dead one.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func listen(t *testing.T, path string) *Listener {
@@ -106,8 +107,20 @@ func TestALiveSocketIsNotTakenOver(t *testing.T) {
 	}
 }
 
+// A daemon that is killed between a fork and the exec of a tool leaves a process that has the lock for some moments more.
+func TestALockThatIsHeldForAMomentIsWaitedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.sock")
+	held, err := acquire(path + lockSuffix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	released := time.AfterFunc(100*time.Millisecond, func() { _ = held.Close() })
+	defer released.Stop()
+	listen(t, path)
+}
+
 func TestOfDaemonsThatStartTogetherOneWins(t *testing.T) {
-	for range 20 {
+	for range 5 {
 		path := filepath.Join(t.TempDir(), "t.sock")
 		var wins []*Listener
 		var mu sync.Mutex
