@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -14,9 +16,12 @@ import (
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
-// A scope says which files are to be read even if they look unchanged.
+// A scope says what a reading looks at.
 type scope struct {
-	all   bool
+	// full means the whole directory, otherwise only the named files are looked at.
+	full bool
+	// force means that files are read even if they look unchanged; named files always are.
+	force bool
 	names map[string]bool
 }
 
@@ -26,10 +31,16 @@ type directory struct {
 	reader *reader
 	now    func() time.Time
 	files  map[string]*file
+	index  *index
+	// pending are files that must be looked at again soon.
+	pending map[string]bool
+	// crowded tells that some object found no room in the index.
+	crowded bool
 	// unreadable is what is wrong with the directory itself, unwatched why the kernel does not report on it.
 	unreadable, unwatched *model.Finding
-	sent                  map[key]model.Event
-	sentFiles             map[string][]model.Finding
+	// unreported are the files whose findings may have changed; reported are the findings that the receiver knows.
+	unreported map[string]bool
+	reported   map[string][]model.Finding
 }
 
 // A file is the last good state of one file and what is wrong with its present state.
@@ -40,8 +51,22 @@ type file struct {
 	// heldSince is when the reading was first put off; zero while it is not.
 	heldSince time.Time
 	cache     map[[sha256.Size]byte]*decoded
-	objects   []object
-	findings  report
+	// objects are what the file describes, claimed those that found room in the index.
+	objects, claimed []placed
+	findings         report
+	notes            map[key][]note
+}
+
+// setNotes replaces the notes on one object.
+func (f *file) setNotes(k key, list []note) {
+	if len(list) == 0 {
+		delete(f.notes, k)
+		return
+	}
+	if f.notes == nil {
+		f.notes = map[key][]note{}
+	}
+	f.notes[k] = list
 }
 
 // A signature changes whenever a file's content may have changed.
@@ -60,12 +85,8 @@ const holdAtMost = 5 * time.Second
 
 func newDirectory(path, nodeName string) *directory {
 	return &directory{
-		path:      path,
-		reader:    newReader(nodeName),
-		now:       time.Now,
-		files:     map[string]*file{},
-		sent:      map[key]model.Event{},
-		sentFiles: map[string][]model.Finding{},
+		path: path, reader: newReader(nodeName), now: time.Now, files: map[string]*file{}, index: newIndex(),
+		pending: map[string]bool{}, unreported: map[string]bool{}, reported: map[string][]model.Finding{},
 	}
 }
 
@@ -81,34 +102,132 @@ func (d *directory) notWatched(err error) {
 	}
 }
 
-// scan reads the files that changed and gives the events that bring the receiver up to date, and when to scan again if
-// that must be soon (0: no need).
-func (d *directory) scan(force scope) ([]model.Event, time.Duration) {
-	var again time.Duration
-	entries, err := os.ReadDir(d.path)
+// scan reads the files that changed and gives the events that bring the receiver up to date, and when to look again at
+// the latest at those that were not at rest (0: there are none).
+func (d *directory) scan(s scope) ([]model.Event, time.Duration) {
+	look := map[string]bool{}
+	maps.Copy(look, s.names)
+	maps.Copy(look, d.pending)
+	clear(d.pending)
+	found, err := d.find(s.full)
 	d.unreadable = nil
 	if err != nil {
 		d.unreadable = &model.Finding{
 			Severity: model.Error, Kind: "File", Object: d.path, Reason: Unreadable,
 			Message: fmt.Sprintf("%v: the objects last read from the directory stay in force: put it back", err),
 		}
-		return d.changes(), poll
+		return d.report(nil), poll
 	}
-	seen := map[string]bool{}
-	for _, e := range entries {
-		if name := e.Name(); isManifest(name) {
-			seen[name] = true
-			if soon := d.visit(name, force.all || force.names[name]); soon > 0 && (again == 0 || soon < again) {
-				again = soon
+	if s.full {
+		for name := range d.files {
+			if !found[name] {
+				d.drop(name)
+			}
+		}
+		look = found
+	}
+	var again time.Duration
+	for _, name := range slices.Sorted(maps.Keys(look)) {
+		if wait := d.visit(name, s.force || s.names[name]); wait > 0 {
+			d.pending[name] = true
+			if again == 0 || wait < again {
+				again = wait
 			}
 		}
 	}
-	for name := range d.files {
-		if !seen[name] {
-			delete(d.files, name)
+	d.makeRoom()
+	return d.report(d.settle()), again
+}
+
+// find lists the files that count, or only makes sure that the directory is there.
+func (d *directory) find(full bool) (map[string]bool, error) {
+	if !full {
+		_, err := os.Stat(d.path)
+		return nil, err //nolint:wrapcheck // the error names operation and path, and becomes a finding
+	}
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // as above
+	}
+	found := map[string]bool{}
+	for _, e := range entries {
+		if isManifest(e.Name()) {
+			found[e.Name()] = true
 		}
 	}
-	return d.changes(), again
+	return found, nil
+}
+
+// claim files what a file describes now.
+func (d *directory) claim(name string, f *file) {
+	before := f.claimed
+	refused := d.index.replace(name, before, f.objects)
+	f.claimed = f.objects
+	for k := range f.notes {
+		f.setNotes(k, nil)
+		d.index.touched[k] = struct{}{}
+	}
+	d.unreported[name] = true
+	if len(refused) == 0 {
+		return
+	}
+	d.crowded = true
+	f.claimed = slices.DeleteFunc(slices.Clone(f.objects), func(p placed) bool { return slices.Contains(refused, p) })
+	at := place{file: filepath.Join(d.path, name), line: refused[0].line}
+	f.setNotes(key{}, []note{noteAt(model.Error, TooManyObjects, at, fmt.Sprintf(
+		"more than %d objects, %d of this file are ignored", d.index.room, len(refused)))})
+}
+
+// makeRoom files what found no room earlier, if there is some now.
+func (d *directory) makeRoom() {
+	if !d.crowded || len(d.index.claims) >= d.index.room {
+		return
+	}
+	d.crowded = false
+	for _, name := range slices.Sorted(maps.Keys(d.files)) {
+		if f := d.files[name]; len(f.claimed) < len(f.objects) {
+			d.claim(name, f)
+		}
+	}
+}
+
+// drop forgets a file that is gone.
+func (d *directory) drop(name string) {
+	f := d.files[name]
+	if f == nil {
+		return
+	}
+	d.index.replace(name, f.claimed, nil)
+	delete(d.files, name)
+	d.unreported[name] = true
+}
+
+// report adds what changed in the findings on files to the events.
+func (d *directory) report(events []model.Event) []model.Event {
+	now := map[string][]model.Finding{d.path: nil}
+	for _, f := range []*model.Finding{d.unreadable, d.unwatched} {
+		if f != nil {
+			now[d.path] = append(now[d.path], *f)
+		}
+	}
+	for name := range d.unreported {
+		now[filepath.Join(d.path, name)] = nil
+		if f := d.files[name]; f != nil {
+			now[filepath.Join(d.path, name)] = f.report()
+		}
+	}
+	clear(d.unreported)
+	for _, path := range slices.Sorted(maps.Keys(now)) {
+		if slices.Equal(d.reported[path], now[path]) {
+			continue
+		}
+		events = append(events, model.Event{File: path, Findings: now[path]})
+		d.reported[path] = now[path]
+		if len(now[path]) == 0 {
+			delete(d.reported, path)
+		}
+	}
+	return events
 }
 
 // isManifest tells by its name whether a file counts. Hidden files, editors' backups and half-written files do not, nor
@@ -126,7 +245,10 @@ func (d *directory) visit(name string, force bool) (again time.Duration) {
 	path := filepath.Join(d.path, name)
 	info, err := os.Stat(path) // follows symbolic links
 	if errors.Is(err, os.ErrNotExist) {
-		delete(d.files, name)
+		// If it is the directory that went meanwhile, its files keep their last state.
+		if _, err := os.Stat(d.path); err == nil {
+			d.drop(name)
+		}
 		return 0
 	}
 	f := d.files[name]
@@ -137,12 +259,14 @@ func (d *directory) visit(name string, force bool) (again time.Duration) {
 	switch {
 	case err != nil:
 		f.refuse(path, Unreadable, err.Error())
+		d.unreported[name] = true
 		return 0
 	case info.IsDir():
-		delete(d.files, name)
+		d.drop(name)
 		return 0
 	case !info.Mode().IsRegular():
 		f.refuse(path, Unreadable, "it is neither a file nor a link to one")
+		d.unreported[name] = true
 		return 0
 	}
 	sig := signatureOf(info)
@@ -155,6 +279,7 @@ func (d *directory) visit(name string, force bool) (again time.Duration) {
 		return wait
 	}
 	data, err := readFile(path)
+	d.unreported[name] = true
 	switch {
 	case errors.Is(err, errTooLarge):
 		f.refuse(path, TooLarge, err.Error())
@@ -162,6 +287,7 @@ func (d *directory) visit(name string, force bool) (again time.Duration) {
 		f.refuse(path, Unreadable, err.Error())
 	default:
 		f.update(path, data, d.reader)
+		d.claim(name, f)
 		f.signature, f.settled = sig, age >= settleTime
 		if !f.settled {
 			return settleTime
@@ -243,8 +369,7 @@ func (f *file) update(path string, data []byte, r *reader) {
 		}
 		f.cache[sum] = dec
 		for _, o := range dec.objects {
-			o.line = doc.line
-			f.objects = append(f.objects, o)
+			f.objects = append(f.objects, placed{object: o, line: doc.line})
 			present[o.key] = true
 		}
 		for _, k := range dec.broken {

@@ -19,6 +19,14 @@ import (
 	"github.com/turnout-proxy/turnout/internal/watch/convert"
 )
 
+// The API's kinds that are read.
+const (
+	kindService   = "Service"
+	kindSlice     = "EndpointSlice"
+	kindEndpoints = "Endpoints"
+	kindNode      = "Node"
+)
+
 // A key identifies an object among the manifests. Kind is the API's kind.
 type key struct {
 	kind string
@@ -41,9 +49,10 @@ type object struct {
 	slices   []*model.EndpointSlice
 	node     *model.Node
 	findings []model.Finding
-	// line is the 1-based line of the file on which the document starts.
-	line int
 }
+
+// usable tells that there is something to forward by.
+func (o *object) usable() bool { return o.service != nil || len(o.slices) > 0 || o.node != nil }
 
 // A problem is something wrong with a document. Line is relative to the document's first line, which is 0.
 type problem struct {
@@ -55,7 +64,7 @@ type problem struct {
 
 // Decoded is what came of one document.
 type decoded struct {
-	objects  []object
+	objects  []*object
 	problems []problem
 	// broken are the objects that the document describes in a way that cannot be used; with unknown set the document
 	// might describe any.
@@ -256,8 +265,8 @@ func (d *decoded) fail(k key, message string) {
 }
 
 // toModel converts a decoded object, whose namespace may have been left to the default.
-func toModel(k key, from runtime.Object) object {
-	o := object{key: k}
+func toModel(k key, from runtime.Object) *object {
+	o := &object{key: k}
 	switch from := from.(type) {
 	case *corev1.Service:
 		from.Namespace = k.name.Namespace

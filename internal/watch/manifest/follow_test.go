@@ -14,10 +14,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -166,39 +166,37 @@ func TestAFileThatIsTooLargeKeepsItsObjects(t *testing.T) {
 
 func TestMoreObjectsThanTheBoundAreReportedAndIgnored(t *testing.T) {
 	d := newDirectory(t.TempDir(), "n1")
-	var b bytes.Buffer
-	for i := range maxObjects / 10 {
-		fmt.Fprintf(&b, `,{"apiVersion":"v1","kind":"Service","metadata":{"name":"s%d"},"spec":{"clusterIP":"None"}}`, i)
+	if d.index.room != 100_000 {
+		t.Errorf("there is room for %d objects, want 100000", d.index.room)
 	}
-	items := b.String()[1:]
-	for i := range 11 {
-		namespace := fmt.Sprintf(`"metadata":{"namespace":"n%d",`, i)
-		list := `{"apiVersion":"v1","kind":"List","items":[` + strings.ReplaceAll(items, `"metadata":{`, namespace) + `]}`
-		write(t, d.path, fmt.Sprintf("f%02d.json", i), list)
+	d.index.room = 20
+	for i := range 3 {
+		var docs strings.Builder
+		for j := range 10 {
+			docs.WriteString(service(fmt.Sprintf("s%d-%d", i, j), "None"))
+		}
+		write(t, d.path, fmt.Sprintf("f%d.yaml", i), docs.String())
 	}
-	events, _ := d.scan(scope{all: true})
+	events, _ := d.scan(scope{full: true, force: true})
+	var got []string
 	objects := 0
-	var findings []string
 	for _, e := range events {
 		if e.Service != nil {
 			objects++
+			continue
 		}
-		for _, f := range e.Findings {
-			findings = append(findings, f.Reason+" "+filepath.Base(f.Object))
-		}
+		got = append(got, line(e)...)
 	}
-	if objects != maxObjects {
-		t.Errorf("%d objects were sent, want %d", objects, maxObjects)
-	}
-	if diff := cmp.Diff([]string{"TooManyObjects f10.json"}, findings); diff != "" {
-		t.Errorf("findings (-want +got):\n%s", diff)
+	want := []string{"error File TooManyObjects: f2.yaml:2: more than 20 objects, 10 of this file are ignored"}
+	if diff := cmp.Diff(want, got); diff != "" || objects != 20 {
+		t.Errorf("%d objects were sent, want 20; findings (-want +got):\n%s", objects, diff)
 	}
 }
 
 func TestAFloodOfFindingsIsBounded(t *testing.T) {
 	d := newDirectory(t.TempDir(), "n1")
 	write(t, d.path, "a.yaml", strings.Repeat("---\nkind: Pod\napiVersion: v1\n", 1000))
-	events, _ := d.scan(scope{all: true})
+	events, _ := d.scan(scope{full: true, force: true})
 	if len(events) != 1 || len(events[0].Findings) != maxFindings+1 {
 		t.Fatalf("got %d events, want one with %d findings", len(events), maxFindings+1)
 	}
@@ -236,7 +234,7 @@ func TestAFileThatIsBeingWrittenIsReadWhenItRestsOrAfterAWhile(t *testing.T) {
 		t.Helper()
 		write(t, dir, "a.yaml", content)
 		must(t, os.Chtimes(path, now.Add(-age), now.Add(-age)))
-		events, wait := d.scan(scope{all: true})
+		events, wait := d.scan(scope{full: true, force: true})
 		var got []string
 		for _, e := range events {
 			got = append(got, line(e)...)
@@ -264,19 +262,20 @@ func TestAnUnchangedFileIsNotReadAgain(t *testing.T) {
 	write(t, dir, "a.yaml", service("web", "10.96.0.1"))
 	old := time.Now().Add(-time.Hour)
 	must(t, os.Chtimes(filepath.Join(dir, "a.yaml"), old, old))
-	d.scan(scope{all: true})
-	before := d.files["a.yaml"].objects[0].service
-	d.scan(scope{})
-	if !d.files["a.yaml"].settled {
+	d.scan(scope{full: true, force: true})
+	f := d.files["a.yaml"]
+	before := f.objects[0].object
+	d.scan(scope{full: true})
+	if !f.settled {
 		t.Fatal("an old file is not settled")
 	}
-	d.files["a.yaml"].objects[0].service = nil // would be put back by a reading
-	d.scan(scope{})
-	if d.files["a.yaml"].objects[0].service != nil {
+	f.objects = nil // would be put back by a reading
+	d.scan(scope{full: true})
+	if f.objects != nil {
 		t.Error("the unchanged file was read")
 	}
-	d.scan(scope{all: true})
-	if d.files["a.yaml"].objects[0].service != before {
+	d.scan(scope{full: true, force: true})
+	if f.objects[0].object != before {
 		t.Error("the unchanged document was decoded again")
 	}
 }
@@ -313,7 +312,8 @@ func FuzzAnyFileIsReadWithoutPanic(f *testing.F) {
 			f.update("a.yaml", data, r)
 			d := newDirectory("/nonexistent", "n1")
 			d.files["a.yaml"] = f
-			for _, e := range d.changes() {
+			d.claim("a.yaml", f)
+			for _, e := range d.report(d.settle()) {
 				lines = append(lines, line(e)...)
 			}
 			return lines

@@ -3,7 +3,8 @@
 // documents that describe the same object wins; what an object means is for package convert to say.
 //
 // It must not import client-go or package forward, and it does not log: what a user should know is a Finding on the
-// file or on the object. Read Watch first, then scan in directory.go.
+// file or on the object. Read Watch first, then scan in directory.go and
+// settle in index.go.
 package manifest
 
 import (
@@ -12,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -68,7 +70,7 @@ func Load(dir, nodeName string) ([]model.Event, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	events, _ := d.scan(scope{all: true})
+	events, _ := d.scan(scope{full: true, force: true})
 	return events, nil
 }
 
@@ -85,7 +87,7 @@ func Watch(ctx context.Context, dir, nodeName string, sink model.Sink) error {
 	}
 	w := &watcher{directory: d, sink: sink}
 	defer w.close()
-	w.follow()
+	w.follow(&scope{})
 	return w.run(ctx)
 }
 
@@ -95,11 +97,12 @@ type watcher struct {
 	sink      model.Sink
 	notify    *fsnotify.Watcher // nil while the kernel refuses
 	followed  os.FileInfo       // the directory that notify reports on; nil for none
+	scanned   time.Time         // when the whole directory was last looked at
 }
 
 // run is the loop of Watch.
 func (w *watcher) run(ctx context.Context) error {
-	wait := time.NewTimer(w.read(scope{all: true}, true))
+	wait := time.NewTimer(w.read(scope{full: true, force: true}, true))
 	defer wait.Stop()
 	hint := scope{names: map[string]bool{}}
 	var since time.Time // when the first change came that was not read yet; zero for none
@@ -109,16 +112,19 @@ func (w *watcher) run(ctx context.Context) error {
 			return nil
 		case <-wait.C:
 			since = time.Time{}
-			w.follow()
+			hint.full = hint.full || time.Since(w.scanned) >= rescan
+			w.follow(&hint)
 			wait.Reset(w.read(hint, false))
 			hint = scope{names: map[string]bool{}}
 			continue
 		case e := <-w.events():
-			hint.names[filepath.Base(e.Name)] = true
+			if !hint.note(e.Name, w.directory.path) {
+				continue
+			}
 		case err := <-w.errors():
 			// Some notifications were lost, or there may be more wrong: whatever it is, a full reading makes up for it.
 			_ = err
-			hint.all = true
+			hint.full, hint.force = true, true
 		}
 		if since.IsZero() {
 			since = time.Now()
@@ -127,30 +133,51 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 }
 
+// note takes a notification and tells whether it matters.
+func (s *scope) note(path, dir string) bool {
+	name := filepath.Base(path)
+	switch {
+	case isManifest(name):
+		s.names[name] = true
+	case filepath.Clean(path) == filepath.Clean(dir), strings.HasPrefix(name, ".."):
+		// The directory itself, or what is behind the symbolic links of a mounted ConfigMap.
+		s.full = true
+	default:
+		return false
+	}
+	return true
+}
+
 // read looks at the directory, sends what changed and tells when to look again at the latest.
-func (w *watcher) read(hint scope, first bool) time.Duration {
-	events, again := w.directory.scan(hint)
+func (w *watcher) read(s scope, first bool) time.Duration {
+	events, again := w.directory.scan(s)
+	if s.full {
+		w.scanned = time.Now()
+	}
 	if first {
 		events = append(events, model.Event{Synced: true})
 	}
 	if len(events) > 0 {
 		w.sink(events...)
 	}
-	switch {
-	case again > 0:
-		return again
-	case w.followed == nil:
-		return poll
+	next := max(0, rescan-time.Since(w.scanned))
+	if w.followed == nil {
+		next = poll
 	}
-	return rescan
+	if again > 0 {
+		next = min(next, again)
+	}
+	return next
 }
 
-// follow makes the kernel report on the directory that the path leads to now: it may be another one than before.
-func (w *watcher) follow() {
+// follow makes the kernel report on the directory that the path leads to now. If it may be another one than before, or
+// if the kernel does not report, the next reading must be a full one.
+func (w *watcher) follow(s *scope) {
 	now, err := os.Stat(w.directory.path)
 	if err == nil && w.followed != nil && os.SameFile(now, w.followed) {
 		return
 	}
+	s.full = true
 	if w.notify != nil && w.followed != nil {
 		// The old directory may be gone, and its watch with it.
 		_ = w.notify.Remove(w.directory.path)
