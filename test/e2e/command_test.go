@@ -23,57 +23,59 @@ const (
 )
 
 func TestCommandsAnswerWithAndWithoutADaemon(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, flavour string) {
-		t.Helper()
-		s, n := one(t, flavourFlag(flavour))
-		s.write("empty.yaml", service("empty", tcpPort(80, 0), "10.96.4.1"))
-		before := append(n.rules("iptables", flavour, "nat"), n.rules("ip6tables", flavour, "nat")...)
-		n.start()
-		n.ready()
-		offline := []string{"--manifests", s.manifests, "--node", "na", "--cluster-cidr", clusterCIDR()}
-		for source, flags := range map[string][]string{
-			answer.FromDaemon: {"--socket", n.socket}, answer.FromKernel: {"--socket", "/nowhere", flavourFlag(flavour)},
-			answer.FromManifests: offline,
-		} {
-			t.Run("ls from "+source, func(t *testing.T) { checkListing(t, n, source, flags) })
-			t.Run("trace from "+source, func(t *testing.T) { checkTrace(t, n, source, flags) })
-		}
-		t.Run("cleanup is refused while the daemon runs", func(t *testing.T) {
-			want := fmt.Sprintf("a daemon runs here as process %d", n.daemon.Process.Pid)
-			if got := n.ask("cleanup"); got.status != statusFailed || !strings.Contains(got.stderr, want) {
-				t.Errorf("got %+v, want %q", got, want)
+	for _, flavour := range bothFlavours(t) {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			s, n := one(t, flavourFlag(flavour))
+			s.write("empty.yaml", service("empty", tcpPort(80, 0), "10.96.4.1"))
+			before := append(n.rules("iptables", flavour, "nat"), n.rules("ip6tables", flavour, "nat")...)
+			n.start()
+			n.ready()
+			offline := []string{"--manifests", s.manifests, "--node", "na", "--cluster-cidr", clusterCIDR()}
+			for source, flags := range map[string][]string{
+				answer.FromDaemon: {"--socket", n.socket}, answer.FromKernel: {"--socket", "/nowhere", flavourFlag(flavour)},
+				answer.FromManifests: offline,
+			} {
+				t.Run("ls from "+source, func(t *testing.T) { checkListing(t, n, source, flags) })
+				t.Run("trace from "+source, func(t *testing.T) { checkTrace(t, n, source, flags) })
 			}
-			if err := n.inForce(); err != nil {
-				t.Errorf("after the refusal: %v", err)
-			}
-		})
-		t.Run("another user is told what to do", func(t *testing.T) { checkOtherUser(t, n, offline) })
-		n.end(syscall.SIGKILL)
-		t.Run("a dead daemon's socket is no daemon", func(t *testing.T) { checkStaleSocket(t, n, flavour) })
-		t.Run("cleanup removes everything once", func(t *testing.T) {
-			got := n.ask("cleanup")
-			if got.status != statusOK || strings.Count(got.stdout, "("+flavour+"): removed ") != 2 {
-				t.Errorf("the first time: %+v", got)
-			}
-			if got := n.ask("cleanup"); got != (result{stdout: "Nothing to remove.\n"}) {
-				t.Errorf("the second time: %+v", got)
-			}
-			after := append(n.rules("iptables", flavour, "nat"), n.rules("ip6tables", flavour, "nat")...)
-			if diff := cmp.Diff(before, after); diff != "" {
-				t.Errorf("table nat before the first start and after cleanup (-before +after):\n%s", diff)
-			}
-			for _, family := range []string{"iptables", "ip6tables"} {
-				for _, table := range []string{"filter", "mangle"} {
-					if text := strings.Join(n.rules(family, flavour, table), "\n"); strings.Contains(text, "KUBE-") {
-						t.Errorf("%s table %s after cleanup:\n%s", family, table, text)
+			t.Run("cleanup is refused while the daemon runs", func(t *testing.T) {
+				want := fmt.Sprintf("a daemon runs here as process %d", n.daemon.Process.Pid)
+				if got := n.ask("cleanup"); got.status != statusFailed || !strings.Contains(got.stderr, want) {
+					t.Errorf("got %+v, want %q", got, want)
+				}
+				if err := n.inForce(); err != nil {
+					t.Errorf("after the refusal: %v", err)
+				}
+			})
+			t.Run("another user is told what to do", func(t *testing.T) { checkOtherUser(t, n, offline) })
+			n.end(syscall.SIGKILL)
+			t.Run("a dead daemon's socket is no daemon", func(t *testing.T) { checkStaleSocket(t, n, flavour) })
+			t.Run("cleanup removes everything once", func(t *testing.T) {
+				got := n.ask("cleanup")
+				if got.status != statusOK || strings.Count(got.stdout, "("+flavour+"): removed ") != 2 {
+					t.Errorf("the first time: %+v", got)
+				}
+				if got := n.ask("cleanup"); got != (result{stdout: "Nothing to remove.\n"}) {
+					t.Errorf("the second time: %+v", got)
+				}
+				after := append(n.rules("iptables", flavour, "nat"), n.rules("ip6tables", flavour, "nat")...)
+				if diff := cmp.Diff(before, after); diff != "" {
+					t.Errorf("table nat before the first start and after cleanup (-before +after):\n%s", diff)
+				}
+				for _, family := range []string{"iptables", "ip6tables"} {
+					for _, table := range []string{"filter", "mangle"} {
+						if text := strings.Join(n.rules(family, flavour, table), "\n"); strings.Contains(text, "KUBE-") {
+							t.Errorf("%s table %s after cleanup:\n%s", family, table, text)
+						}
 					}
 				}
-			}
-			if r := s.lab.Host("c1").TCP(webIP4 + ":80"); r.Kind != netns.Unreachable {
-				t.Errorf("after cleanup web still says: %v", r)
-			}
+				if r := s.lab.Host("c1").TCP(webIP4 + ":80"); r.Kind != netns.Unreachable {
+					t.Errorf("after cleanup web still says: %v", r)
+				}
+			})
 		})
-	})
+	}
 }
 
 // checkListing asks ls in all its forms.

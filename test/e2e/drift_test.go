@@ -62,43 +62,46 @@ type drift struct {
 }
 
 func TestWhatOthersChangeInTheRulesIsRepaired(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, flavour string) {
-		s := newSite(t, netns.Topology{Nodes: 2})
-		s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
-		serve(t, s1, model.TCP, webPort)
-		serve(t, s2, model.TCP, webPort)
-		s.writeWeb(s1, s2)
-		d := &drift{s.node("na", flavourFlag(flavour)), flavour}
-		for _, family := range []string{"iptables", "ip6tables"} {
-			d.addForeign(family)
-		}
-		foreign := d.foreignRules()
-		d.start()
-		d.pool(s1, s2)
-		expect := map[string]int{"iptables": 0, "ip6tables": 0}
-		for _, damage := range damages() {
-			d.repairs(damage, expect)
-			for _, to := range []string{webIP4 + ":80", "[" + webIP6 + "]:80"} {
-				if r := s.lab.Host("c1").TCP(to); r.Kind != netns.OK {
-					t.Errorf("after %s: c1 -> %s: %v", damage.what, to, r)
+	for _, flavour := range bothFlavours(t) {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, netns.Topology{Nodes: 2})
+			s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
+			serve(t, s1, model.TCP, webPort)
+			serve(t, s2, model.TCP, webPort)
+			s.writeWeb(s1, s2)
+			d := &drift{s.node("na", flavourFlag(flavour)), flavour}
+			for _, family := range []string{"iptables", "ip6tables"} {
+				d.addForeign(family)
+			}
+			foreign := d.foreignRules()
+			d.start()
+			d.pool(s1, s2)
+			expect := map[string]int{"iptables": 0, "ip6tables": 0}
+			for _, damage := range damages() {
+				d.repairs(damage, expect)
+				for _, to := range []string{webIP4 + ":80", "[" + webIP6 + "]:80"} {
+					if r := s.lab.Host("c1").TCP(to); r.Kind != netns.OK {
+						t.Errorf("after %s: c1 -> %s: %v", damage.what, to, r)
+					}
+				}
+				if damage.foreign {
+					foreign = slices.DeleteFunc(foreign, func(rule string) bool { return strings.HasPrefix(rule, damage.family+" nat") })
+				}
+				if diff := cmp.Diff(foreign, d.foreignRules()); diff != "" {
+					t.Errorf("after %s: rules of others (-want +got):\n%s", damage.what, diff)
 				}
 			}
-			if damage.foreign {
-				foreign = slices.DeleteFunc(foreign, func(rule string) bool { return strings.HasPrefix(rule, damage.family+" nat") })
+			// An episode of drift is one line, however often somebody comes back: one for each IP family.
+			const line = "Repaired kernel objects that others had changed"
+			if got := d.log.count(line); got != 2 {
+				t.Errorf("the log has %d lines %q, want one for each IP family", got, line)
 			}
-			if diff := cmp.Diff(foreign, d.foreignRules()); diff != "" {
-				t.Errorf("after %s: rules of others (-want +got):\n%s", damage.what, diff)
+			if status := d.end(15); status != 0 {
+				t.Errorf("status %d", status)
 			}
-		}
-		// An episode of drift is one line, however often somebody comes back: one for each IP family.
-		const line = "Repaired kernel objects that others had changed"
-		if got := d.log.count(line); got != 2 {
-			t.Errorf("the log has %d lines %q, want one for each IP family", got, line)
-		}
-		if status := d.end(15); status != 0 {
-			t.Errorf("status %d", status)
-		}
-	})
+		})
+	}
 }
 
 // addForeign writes rules of others: before, within and behind the place of ours.

@@ -27,44 +27,47 @@ type input struct {
 }
 
 func TestBadObjectsAreNamedAndHarmNobodyElse(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, flavour string) {
-		s := newSite(t, netns.Topology{Nodes: 2, Crowd: true})
-		in := &input{
-			site: s, node: s.node("na", flavourFlag(flavour)), s1: s.lab.Host("s1"), s2: s.lab.Host("s2"),
-			port: tcpPort(80, 0),
-		}
-		for _, host := range []string{"s1", "s2", "crowd1", "crowd2"} {
-			serve(t, s.lab.Host(host), model.TCP, webPort)
-		}
-		s.writeWeb(in.s1, in.s2)
-		in.start()
-		in.pool(in.s1, in.s2)
-		l := s.load([]route{{"c1", webIP4 + ":80", 40, 5}, {"out", webLB4 + ":80", 20, 5}}, "s1", "s2")
-		// The cases share the daemon and the traffic, so each must leave things as they were.
-		for name, c := range map[string]func(*testing.T, *input){
-			"YAML that cannot be parsed":            malformed,
-			"an IPv6 address in an IPv4 slice":      wrongFamily,
-			"a port 0":                              portZero,
-			"names of 253 characters":               longNames,
-			"5000 endpoints in one Service":         manyEndpoints,
-			"a cluster IP of None":                  headless,
-			"the same addresses in several slices":  duplicates,
-			"an endpoint on 127.0.0.1":              loopback,
-			"an endpoint on 127.0.0.1 and no other": onlyLoopback,
-		} {
-			t.Run(name, func(t *testing.T) {
-				one := *in
-				one.site = &site{t: t, lab: in.lab, manifests: in.manifests}
-				n := *in.node
-				one.node, n.t = &n, t
-				c(t, &one)
-				one.noFindings()
-				one.pool(in.s1, in.s2)
-			})
-		}
-		l.t = t
-		l.stop()
-	})
+	for _, flavour := range bothFlavours(t) {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, netns.Topology{Nodes: 2, Crowd: true})
+			in := &input{
+				site: s, node: s.node("na", flavourFlag(flavour)), s1: s.lab.Host("s1"), s2: s.lab.Host("s2"),
+				port: tcpPort(80, 0),
+			}
+			for _, host := range []string{"s1", "s2", "crowd1", "crowd2"} {
+				serve(t, s.lab.Host(host), model.TCP, webPort)
+			}
+			s.writeWeb(in.s1, in.s2)
+			in.start()
+			in.pool(in.s1, in.s2)
+			l := s.load([]route{{"c1", webIP4 + ":80", 40, 5}, {"out", webLB4 + ":80", 20, 5}}, "s1", "s2")
+			// The cases share the daemon and the traffic, so each must leave things as they were.
+			for name, c := range map[string]func(*input){
+				"YAML that cannot be parsed":            malformed,
+				"an IPv6 address in an IPv4 slice":      wrongFamily,
+				"a port 0":                              portZero,
+				"names of 253 characters":               longNames,
+				"5000 endpoints in one Service":         manyEndpoints,
+				"a cluster IP of None":                  headless,
+				"the same addresses in several slices":  duplicates,
+				"an endpoint on 127.0.0.1":              loopback,
+				"an endpoint on 127.0.0.1 and no other": onlyLoopback,
+			} {
+				t.Run(name, func(t *testing.T) {
+					one := *in
+					one.site = &site{t: t, lab: in.lab, manifests: in.manifests}
+					n := *in.node
+					one.node, n.t = &n, t
+					c(&one)
+					one.noFindings()
+					one.pool(in.s1, in.s2)
+				})
+			}
+			l.t = t
+			l.stop()
+		})
+	}
 }
 
 // A complaint is what must be said about a bad object: by ls, as a value and as text, and by the log.
@@ -166,7 +169,8 @@ func (in *input) ends(to string, want netns.Kind) {
 	})
 }
 
-func malformed(t *testing.T, in *input) {
+func malformed(in *input) {
+	t := in.t()
 	const first, second, file = "10.96.2.1", "10.96.2.2", "broken.yaml"
 	in.write(file, service("first", in.port, first), slice4("first", in.port, in.s1), service("second", in.port, second),
 		slice4("second", in.port, in.s1))
@@ -185,7 +189,7 @@ func malformed(t *testing.T, in *input) {
 	in.ends(first+":80", netns.Unreachable)
 }
 
-func wrongFamily(_ *testing.T, in *input) {
+func wrongFamily(in *input) {
 	const ip, file = "10.96.2.3", "family.yaml"
 	bad := slice4("family", in.port, in.s1)
 	bad.Endpoints = append(bad.Endpoints, endpoint(in.s2.Addr6().String(), "nb"))
@@ -198,7 +202,7 @@ func wrongFamily(_ *testing.T, in *input) {
 	in.remove(file)
 }
 
-func portZero(_ *testing.T, in *input) {
+func portZero(in *input) {
 	const ip, file = "10.96.2.4", "zero.yaml"
 	bad := service("zero", in.port, ip)
 	zero := in.port
@@ -223,7 +227,7 @@ func portZero(_ *testing.T, in *input) {
 	in.remove(file)
 }
 
-func longNames(_ *testing.T, in *input) {
+func longNames(in *input) {
 	const ip, file = "10.96.2.5", "long.yaml"
 	long := strings.Repeat("n", 253)
 	svc, part := service(long, in.port, ip), slice4(long, in.port, in.s1)
@@ -241,7 +245,8 @@ func longNames(_ *testing.T, in *input) {
 	in.remove(file)
 }
 
-func manyEndpoints(t *testing.T, in *input) {
+func manyEndpoints(in *input) {
+	t := in.t()
 	const ip, file, half = "10.96.2.6", "many.yaml", 2500
 	list := []any{service("many", in.port, ip)}
 	const perSlice = 1000
@@ -294,7 +299,8 @@ func manyEndpoints(t *testing.T, in *input) {
 	in.remove(file)
 }
 
-func headless(t *testing.T, in *input) {
+func headless(in *input) {
+	t := in.t()
 	const ip, file = "10.96.2.7", "none.yaml"
 	svc := service("none", in.port, corev1.ClusterIPNone)
 	in.write(file, svc, slice4("none", in.port, in.s1), service("beside", in.port, ip), slice4("beside", in.port, in.s2))
@@ -314,7 +320,8 @@ func headless(t *testing.T, in *input) {
 	in.remove(file)
 }
 
-func duplicates(t *testing.T, in *input) {
+func duplicates(in *input) {
+	t := in.t()
 	const ip, file = "10.96.2.8", "twice.yaml"
 	list := []any{service("twice", in.port, ip)}
 	for i := range 3 {
@@ -341,7 +348,7 @@ func duplicates(t *testing.T, in *input) {
 	in.remove(file)
 }
 
-func loopback(_ *testing.T, in *input) {
+func loopback(in *input) {
 	const ip, file = "10.96.2.9", "loop.yaml"
 	bad := slice4("loop", in.port, in.s1)
 	bad.Endpoints = append(bad.Endpoints, endpoint("127.0.0.1", "na"))
@@ -351,7 +358,7 @@ func loopback(_ *testing.T, in *input) {
 	in.remove(file)
 }
 
-func onlyLoopback(_ *testing.T, in *input) {
+func onlyLoopback(in *input) {
 	const ip, file = "10.96.2.10", "only.yaml"
 	bad := slice("only", discoveryv1.AddressTypeIPv4, in.port)
 	bad.Endpoints = append(bad.Endpoints, endpoint("127.0.0.1", "na"))

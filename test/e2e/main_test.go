@@ -78,17 +78,15 @@ func needTool(t testing.TB, name, from string) {
 	t.Skip(why)
 }
 
-// eachFlavour runs a test with the tools of both iptables flavours, at the same time.
-func eachFlavour(t *testing.T, test func(t *testing.T, flavour string)) {
+// bothFlavours gives the iptables flavours, for a test that runs once with each. The test runs beside others.
+func bothFlavours(t *testing.T) []string {
 	t.Helper()
 	needRoot(t)
 	t.Parallel()
-	for _, flavour := range []string{"nft", "legacy"} {
-		t.Run(flavour, func(t *testing.T) {
-			t.Parallel()
-			needTool(t, "iptables-"+flavour+"-restore", "iptables")
-			needTool(t, "ip6tables-"+flavour+"-restore", "iptables")
-			test(t, flavour)
-		})
+	flavours := []string{"nft", "legacy"}
+	for _, flavour := range flavours {
+		needTool(t, "iptables-"+flavour+"-restore", "iptables")
+		needTool(t, "ip6tables-"+flavour+"-restore", "iptables")
 	}
+	return flavours
 }

@@ -45,38 +45,41 @@ func (s *site) works(t *testing.T) {
 }
 
 func TestRulesStayWhenTheDaemonStops(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, flavour string) {
-		s, n := one(t, flavourFlag(flavour))
-		n.start()
-		n.ready()
-		save := func() []string {
-			var all []string
-			for _, family := range []string{"iptables", "ip6tables"} {
-				all = append(all, append(n.rules(family, flavour, "nat"), n.rules(family, flavour, "filter")...)...)
-			}
-			return all
-		}
-		want := save()
-		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
-			status := n.end(signal)
-			if signal != syscall.SIGKILL && status != 0 {
-				t.Errorf("after %v: status %d, want 0", signal, status)
-			}
-			if diff := cmp.Diff(want, save()); diff != "" {
-				t.Errorf("rules after %v (-want +got):\n%s", signal, diff)
-			}
-			s.works(t)
+	for _, flavour := range bothFlavours(t) {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			s, n := one(t, flavourFlag(flavour))
 			n.start()
 			n.ready()
-			if diff := cmp.Diff(want, save()); diff != "" {
-				t.Errorf("rules after %v and a new start (-want +got):\n%s", signal, diff)
+			save := func() []string {
+				var all []string
+				for _, family := range []string{"iptables", "ip6tables"} {
+					all = append(all, append(n.rules(family, flavour, "nat"), n.rules(family, flavour, "filter")...)...)
+				}
+				return all
 			}
-			if got := n.metric(`turnout_written_objects_total{ip_family="IPv4"}`); got != "0" {
-				t.Errorf("after %v and a new start %s objects were written, though all were there", signal, got)
+			want := save()
+			for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
+				status := n.end(signal)
+				if signal != syscall.SIGKILL && status != 0 {
+					t.Errorf("after %v: status %d, want 0", signal, status)
+				}
+				if diff := cmp.Diff(want, save()); diff != "" {
+					t.Errorf("rules after %v (-want +got):\n%s", signal, diff)
+				}
+				s.works(t)
+				n.start()
+				n.ready()
+				if diff := cmp.Diff(want, save()); diff != "" {
+					t.Errorf("rules after %v and a new start (-want +got):\n%s", signal, diff)
+				}
+				if got := n.metric(`turnout_written_objects_total{ip_family="IPv4"}`); got != "0" {
+					t.Errorf("after %v and a new start %s objects were written, though all were there", signal, got)
+				}
 			}
-		}
-		n.end(syscall.SIGTERM)
-	})
+			n.end(syscall.SIGTERM)
+		})
+	}
 }
 
 // heldFor is longer than the iptables tools wait for their lock, which is 5 s.

@@ -10,39 +10,42 @@ import (
 )
 
 func TestSteadyTrafficSurvivesRestartsKillsAndEndpointChanges(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, flavour string) {
-		s := newSite(t, netns.Topology{Nodes: 2})
-		s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
-		x1, x2 := s.pod("na", "x1", 12), s.pod("nb", "x2", 12)
-		for _, p := range []*netns.Host{s1, s2, x1, x2} {
-			serve(t, p, model.TCP, webPort)
-		}
-		s.writeWeb(s1, s2)
-		na, nb := s.node("na", flavourFlag(flavour)), s.node("nb", flavourFlag(flavour))
-		for _, n := range []*node{na, nb} {
-			n.start()
-		}
-		for _, n := range []*node{na, nb} {
-			n.pool(s1, s2)
-		}
-		// The long connections are made now, so they are with endpoints that stay.
-		l := s.load(webRoutes(s.lab), "s1", "s2")
-		c := churn{s, l, na, nb}
-		for round := range 3 {
-			t.Logf("round %d", round+1)
-			c.grow("x1 comes", []*netns.Host{s1, s2, x1}, na, nb)
-			c.restart(na, syscall.SIGTERM, nil, s1, s2, x1)
-			c.restart(nb, syscall.SIGKILL, func() {
-				// Node nb learns of it only when its daemon is back; na at once.
-				c.grow("x2 comes while the daemon of nb is dead", []*netns.Host{s1, s2, x1, x2}, na)
-			}, s1, s2, x1, x2)
-			c.shrink("x1 goes", x1, []*netns.Host{s1, s2, x2}, na, nb)
-			c.restart(na, syscall.SIGKILL, nil, s1, s2, x2)
-			c.restart(nb, syscall.SIGTERM, nil, s1, s2, x2)
-			c.shrink("x2 goes", x2, []*netns.Host{s1, s2}, na, nb)
-		}
-		l.stop()
-	})
+	for _, flavour := range bothFlavours(t) {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, netns.Topology{Nodes: 2})
+			s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
+			x1, x2 := s.pod("na", "x1", 12), s.pod("nb", "x2", 12)
+			for _, p := range []*netns.Host{s1, s2, x1, x2} {
+				serve(t, p, model.TCP, webPort)
+			}
+			s.writeWeb(s1, s2)
+			na, nb := s.node("na", flavourFlag(flavour)), s.node("nb", flavourFlag(flavour))
+			for _, n := range []*node{na, nb} {
+				n.start()
+			}
+			for _, n := range []*node{na, nb} {
+				n.pool(s1, s2)
+			}
+			// The long connections are made now, so they are with endpoints that stay.
+			l := s.load(webRoutes(s.lab), "s1", "s2")
+			c := churn{s, l, na, nb}
+			for round := range 3 {
+				t.Logf("round %d", round+1)
+				c.grow("x1 comes", []*netns.Host{s1, s2, x1}, na, nb)
+				c.restart(na, syscall.SIGTERM, nil, s1, s2, x1)
+				c.restart(nb, syscall.SIGKILL, func() {
+					// Node nb learns of it only when its daemon is back; na at once.
+					c.grow("x2 comes while the daemon of nb is dead", []*netns.Host{s1, s2, x1, x2}, na)
+				}, s1, s2, x1, x2)
+				c.shrink("x1 goes", x1, []*netns.Host{s1, s2, x2}, na, nb)
+				c.restart(na, syscall.SIGKILL, nil, s1, s2, x2)
+				c.restart(nb, syscall.SIGTERM, nil, s1, s2, x2)
+				c.shrink("x2 goes", x2, []*netns.Host{s1, s2}, na, nb)
+			}
+			l.stop()
+		})
+	}
 }
 
 // A churn changes what traffic depends on, while it runs.

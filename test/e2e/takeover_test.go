@@ -131,52 +131,55 @@ func naRoutes(lab *netns.Lab) []route {
 }
 
 func TestRulesThatKubeProxyLeftAreTakenOverInPlace(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, flavour string) {
-		s := newCatalogueSite(t)
-		services, parts := catalogue(s, 2, 0)
-		s.writeCatalogue(services, parts)
-		n := &drift{s.node("na", flavourFlag(flavour)), flavour}
-		for _, family := range families() {
-			n.addForeign(family)
-		}
-		before := n.all()
-		for _, family := range families() {
-			n.restore(family, filepath.Join("testdata", "kube-proxy-"+family+".rules"))
-		}
-		s.works(t)
-		s.checkCatalogue(t)
-		l := s.load(naRoutes(s.lab), "s1", "s2")
-		start := time.Now()
-		n.start()
-		n.ready()
-		t.Logf("taken over %v after the start", time.Since(start).Round(time.Millisecond))
-		l.flow(20)
-		s.works(t)
-		s.checkCatalogue(t)
-		taken := n.all()
-		l.stop()
-		n.end(syscall.SIGTERM)
-		if got := n.ask("cleanup"); got.status != 0 {
-			t.Errorf("cleanup: %+v", got)
-		}
-		// These belong to the kubelet too, and were there before us.
-		kubelets := func(rule string) bool {
-			return strings.Contains(rule, "KUBE-FIREWALL") || strings.Contains(rule, "KUBE-PROXY-CANARY")
-		}
-		if diff := cmp.Diff(before, slices.DeleteFunc(n.all(), kubelets)); diff != "" {
-			t.Errorf("rules before kube-proxy and after cleanup (-before +after):\n%s", diff)
-		}
-		n.start()
-		n.ready()
-		fresh := n.all()
-		slices.Sort(fresh)
-		taken = slices.DeleteFunc(taken, kubelets)
-		fresh = slices.DeleteFunc(fresh, kubelets)
-		slices.Sort(taken)
-		if diff := cmp.Diff(fresh, taken); diff != "" {
-			t.Errorf("rules after a start on an empty node and after the take-over (-fresh +taken over):\n%s", diff)
-		}
-	})
+	for _, flavour := range bothFlavours(t) {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			s := newCatalogueSite(t)
+			services, parts := catalogue(s, 2, 0)
+			s.writeCatalogue(services, parts)
+			n := &drift{s.node("na", flavourFlag(flavour)), flavour}
+			for _, family := range families() {
+				n.addForeign(family)
+			}
+			before := n.all()
+			for _, family := range families() {
+				n.restore(family, filepath.Join("testdata", "kube-proxy-"+family+".rules"))
+			}
+			s.works(t)
+			s.checkCatalogue(t)
+			l := s.load(naRoutes(s.lab), "s1", "s2")
+			start := time.Now()
+			n.start()
+			n.ready()
+			t.Logf("taken over %v after the start", time.Since(start).Round(time.Millisecond))
+			l.flow(20)
+			s.works(t)
+			s.checkCatalogue(t)
+			taken := n.all()
+			l.stop()
+			n.end(syscall.SIGTERM)
+			if got := n.ask("cleanup"); got.status != 0 {
+				t.Errorf("cleanup: %+v", got)
+			}
+			// These belong to the kubelet too, and were there before us.
+			kubelets := func(rule string) bool {
+				return strings.Contains(rule, "KUBE-FIREWALL") || strings.Contains(rule, "KUBE-PROXY-CANARY")
+			}
+			if diff := cmp.Diff(before, slices.DeleteFunc(n.all(), kubelets)); diff != "" {
+				t.Errorf("rules before kube-proxy and after cleanup (-before +after):\n%s", diff)
+			}
+			n.start()
+			n.ready()
+			fresh := n.all()
+			slices.Sort(fresh)
+			taken = slices.DeleteFunc(taken, kubelets)
+			fresh = slices.DeleteFunc(fresh, kubelets)
+			slices.Sort(taken)
+			if diff := cmp.Diff(fresh, taken); diff != "" {
+				t.Errorf("rules after a start on an empty node and after the take-over (-fresh +taken over):\n%s", diff)
+			}
+		})
+	}
 }
 
 // writeCatalogue puts a catalogue into the directory.
@@ -223,57 +226,60 @@ func (d *drift) restore(family, file string) {
 }
 
 func TestKubeProxyAndTurnoutReplaceEachOtherWithoutAFailedConnection(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, flavour string) {
-		program := kubeProxy(t)
-		s := newCatalogueSite(t)
-		a := s.startAPI()
-		services, parts := catalogue(s, 60, 1001)
-		for _, svc := range services {
-			a.service(svc)
-		}
-		for _, part := range parts {
-			a.slice(part)
-		}
-		config := a.configFile()
-		ours := &drift{s.node("na"), flavour}
-		ours.args = []string{"proxy", "--config", config, "--socket", ours.socket, flavourFlag(flavour)}
-		theirs := &upstream{t: t, node: ours.node, program: program, config: config, tools: plainTools(t, flavour), log: &transcript{}}
-		for _, family := range families() {
-			ours.addForeign(family)
-		}
-		foreign := ours.foreignRules()
-		theirs.start()
-		s.works(t)
-		s.checkCatalogue(t)
-		l := s.load(naRoutes(s.lab), "s1", "s2")
-		for turn := range 2 {
-			theirs.stop()
-			l.flow(5)
-			start := time.Now()
-			ours.start()
-			ours.ready()
-			t.Logf("turn %d: Turnout has taken over %v after its start", turn+1, time.Since(start).Round(time.Millisecond))
-			l.flow(10)
-			s.works(t)
-			s.checkCatalogue(t)
-			ours.end(syscall.SIGTERM)
-			l.flow(5)
+	for _, flavour := range bothFlavours(t) {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			program := kubeProxy(t)
+			s := newCatalogueSite(t)
+			a := s.startAPI()
+			services, parts := catalogue(s, 60, 1001)
+			for _, svc := range services {
+				a.service(svc)
+			}
+			for _, part := range parts {
+				a.slice(part)
+			}
+			config := a.configFile()
+			ours := &drift{s.node("na"), flavour}
+			ours.args = []string{"proxy", "--config", config, "--socket", ours.socket, flavourFlag(flavour)}
+			theirs := &upstream{t: t, node: ours.node, program: program, config: config, tools: plainTools(t, flavour), log: &transcript{}}
+			for _, family := range families() {
+				ours.addForeign(family)
+			}
+			foreign := ours.foreignRules()
 			theirs.start()
-			l.flow(10)
 			s.works(t)
 			s.checkCatalogue(t)
-			// The ownership rules say of this one that it stays; it does what the kubelet's own chain does too.
-			stays := []string{"iptables filter KUBE-PROXY-LOCALNET"}
-			if diff := cmp.Diff(stays, ours.strangers()); diff != "" {
-				t.Errorf("kube-proxy is back; chains that it does not know and that packets pass (-want +got):\n%s", diff)
+			l := s.load(naRoutes(s.lab), "s1", "s2")
+			for turn := range 2 {
+				theirs.stop()
+				l.flow(5)
+				start := time.Now()
+				ours.start()
+				ours.ready()
+				t.Logf("turn %d: Turnout has taken over %v after its start", turn+1, time.Since(start).Round(time.Millisecond))
+				l.flow(10)
+				s.works(t)
+				s.checkCatalogue(t)
+				ours.end(syscall.SIGTERM)
+				l.flow(5)
+				theirs.start()
+				l.flow(10)
+				s.works(t)
+				s.checkCatalogue(t)
+				// The ownership rules say of this one that it stays; it does what the kubelet's own chain does too.
+				stays := []string{"iptables filter KUBE-PROXY-LOCALNET"}
+				if diff := cmp.Diff(stays, ours.strangers()); diff != "" {
+					t.Errorf("kube-proxy is back; chains that it does not know and that packets pass (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(foreign, ours.foreignRules()); diff != "" {
+					t.Errorf("rules of others (-want +got):\n%s", diff)
+				}
 			}
-			if diff := cmp.Diff(foreign, ours.foreignRules()); diff != "" {
-				t.Errorf("rules of others (-want +got):\n%s", diff)
-			}
-		}
-		l.stop()
-		theirs.stop()
-	})
+			l.stop()
+			theirs.stop()
+		})
+	}
 }
 
 // kubeProxy gives the real program, if it is there or can be built.

@@ -59,65 +59,68 @@ func streams(lab *netns.Lab) []stream {
 }
 
 func TestAOneWayUDPSenderFollowsItsServiceAndOthersKeepTheirFlows(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, flavour string) {
-		s := newSite(t, netns.Topology{Nodes: 2})
-		s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
-		list := streams(s.lab)
-		received := map[*netns.Host][]*netns.Server{}
-		for _, h := range []*netns.Host{s1, s2} {
-			for _, st := range list {
-				server, err := h.ServeSilently(uint16(st.port.TargetPort.IntVal))
-				if err != nil {
-					t.Fatal(err)
+	for _, flavour := range bothFlavours(t) {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, netns.Topology{Nodes: 2})
+			s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
+			list := streams(s.lab)
+			received := map[*netns.Host][]*netns.Server{}
+			for _, h := range []*netns.Host{s1, s2} {
+				for _, st := range list {
+					server, err := h.ServeSilently(uint16(st.port.TargetPort.IntVal))
+					if err != nil {
+						t.Fatal(err)
+					}
+					received[h] = append(received[h], server)
 				}
-				received[h] = append(received[h], server)
 			}
-		}
-		move := func(to *netns.Host) {
-			var objects []any
-			for _, st := range list {
-				objects = append(objects, st.service, slice4(st.name, st.port, to))
+			move := func(to *netns.Host) {
+				var objects []any
+				for _, st := range list {
+					objects = append(objects, st.service, slice4(st.name, st.port, to))
+				}
+				s.write("streams.yaml", objects...)
 			}
-			s.write("streams.yaml", objects...)
-		}
-		move(s1)
-		n := s.node("na", flavourFlag(flavour))
-		others := newOthers(s)
-		n.start()
-		n.ready()
-		others.open()
-		for i, st := range list {
-			send(t, s.lab.Host(st.from), uint16(40001+i), st.to)
-		}
-		awaitDatagrams(t, received[s1], "s1 before the first change")
-		before := others.ids(n.host)
-		var slowest time.Duration
-		for round, to := range []*netns.Host{s2, s1, s2, s1, s2} {
-			start := time.Now()
-			move(to)
-			for i, st := range list {
-				took := follows(t, received[to][i], fmt.Sprintf("round %d, %s", round+1, st.name), start)
-				slowest = max(slowest, took)
-			}
+			move(s1)
+			n := s.node("na", flavourFlag(flavour))
+			others := newOthers(s)
+			n.start()
 			n.ready()
-		}
-		t.Logf("15 changes of a one-way sender's endpoint: the slowest took %v", slowest.Round(time.Millisecond))
-		for i := range list {
-			leftAlone(t, received[s1][i], list[i].name+" at s1")
-		}
-		s.remove("streams.yaml")
-		n.ready()
-		for i := range list {
-			leftAlone(t, received[s2][i], list[i].name+" at s2")
-		}
-		if diff := cmp.Diff(before, others.ids(n.host)); diff != "" {
-			t.Errorf("flows of others, with their ids (-before +after):\n%s", diff)
-		}
-		if got := n.metric(`turnout_flow_cleanup_failures_total{ip_family="IPv4"}`); got != "0" {
-			t.Errorf("%s clean-ups of flows have failed", got)
-		}
-		others.ping()
-	})
+			others.open()
+			for i, st := range list {
+				send(t, s.lab.Host(st.from), uint16(40001+i), st.to)
+			}
+			awaitDatagrams(t, received[s1], "s1 before the first change")
+			before := others.ids(n.host)
+			var slowest time.Duration
+			for round, to := range []*netns.Host{s2, s1, s2, s1, s2} {
+				start := time.Now()
+				move(to)
+				for i, st := range list {
+					took := follows(t, received[to][i], fmt.Sprintf("round %d, %s", round+1, st.name), start)
+					slowest = max(slowest, took)
+				}
+				n.ready()
+			}
+			t.Logf("15 changes of a one-way sender's endpoint: the slowest took %v", slowest.Round(time.Millisecond))
+			for i := range list {
+				leftAlone(t, received[s1][i], list[i].name+" at s1")
+			}
+			s.remove("streams.yaml")
+			n.ready()
+			for i := range list {
+				leftAlone(t, received[s2][i], list[i].name+" at s2")
+			}
+			if diff := cmp.Diff(before, others.ids(n.host)); diff != "" {
+				t.Errorf("flows of others, with their ids (-before +after):\n%s", diff)
+			}
+			if got := n.metric(`turnout_flow_cleanup_failures_total{ip_family="IPv4"}`); got != "0" {
+				t.Errorf("%s clean-ups of flows have failed", got)
+			}
+			others.ping()
+		})
+	}
 }
 
 // send starts a sender that never listens and keeps its port: 50 datagrams a second until the test ends.
