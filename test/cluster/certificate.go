@@ -64,9 +64,8 @@ func newCertificates(dir string) (*certificates, error) {
 		serverCert: filepath.Join(dir, "server.crt"), serverKey: filepath.Join(dir, "server.key"),
 	}
 	files := map[string][]byte{
-		c.serverCert:                 pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		c.serverKey:                  pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER}),
-		filepath.Join(dir, "ca.crt"): c.ca,
+		c.serverCert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		c.serverKey:  pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER}),
 	}
 	for path, data := range files {
 		if err := os.WriteFile(path, data, 0o600); err != nil {

@@ -26,6 +26,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -73,8 +74,9 @@ type Cluster struct {
 // An Option changes how a cluster is started.
 type Option func(*Cluster)
 
-// Inside makes the programs start through another command, such as "ip netns exec NAME". Their addresses are then those
-// of loopback over there, and the configurations of the cluster work over there only.
+// Inside makes the programs start through a command that enters another network and becomes them, such as "nsenter
+// --net=PATH". Their addresses are then those of loopback over there, and the configurations of the cluster work over
+// there only. It needs root.
 func Inside(command ...string) Option {
 	return func(c *Cluster) { c.inside = command }
 }
@@ -278,16 +280,12 @@ func (c *Cluster) host() string { return fmt.Sprintf("https://127.0.0.1:%d", c.p
 
 // waitReady asks the API server until it says that it is ready.
 func (c *Cluster) waitReady() error {
-	ask := c.askInside
-	if len(c.inside) == 0 {
-		ask = c.ask
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), readyWithin)
 	defer cancel()
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()
 	for {
-		err := ask(ctx)
+		err := c.ask(ctx)
 		if err == nil {
 			return nil
 		}
@@ -307,7 +305,7 @@ func (c *Cluster) waitReady() error {
 func (c *Cluster) ask(ctx context.Context) error {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(c.certs.ca)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, DialContext: c.dial}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, Timeout: askTimeout}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host()+"/readyz", nil)
@@ -328,15 +326,34 @@ func (c *Cluster) ask(ctx context.Context) error {
 	return nil
 }
 
-// askInside asks for readiness from where the API server runs.
-func (c *Cluster) askInside(ctx context.Context) error {
-	args := append(slices.Clone(c.inside[1:]), "curl", "-sSf", "--max-time", "10", "--cacert",
-		filepath.Join(c.dir, "ca.crt"), "-H", "Authorization: Bearer "+adminToken, c.host()+"/readyz")
-	out, err := exec.CommandContext(ctx, c.inside[0], args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%w: %s", err, out)
+// dial opens a connection from where the API server runs.
+func (c *Cluster) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	if len(c.inside) == 0 {
+		return d.DialContext(ctx, network, addr) //nolint:wrapcheck // ask does
 	}
-	return nil
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	got := make(chan result, 1)
+	go func() {
+		// The thread is in another network from here on, and ends with this goroutine.
+		runtime.LockOSThread()
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", c.api.cmd.Process.Pid))
+		if err == nil {
+			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+			_ = ns.Close()
+		}
+		if err != nil {
+			got <- result{err: fmt.Errorf("enter the network of kube-apiserver: %w", err)}
+			return
+		}
+		conn, err := d.DialContext(ctx, network, addr)
+		got <- result{conn, err}
+	}()
+	r := <-got
+	return r.conn, r.err
 }
 
 // A process is a program that runs beside the test.

@@ -1,9 +1,14 @@
 package cluster_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"net"
+	"os"
+	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -287,5 +292,41 @@ func TestARealAPIServerIsFollowed(t *testing.T) {
 
 	if v.synced != 1 {
 		t.Errorf("synced came %d times, want once", v.synced)
+	}
+}
+
+// TestAClusterCanBeInANetworkOfItsOwn also shows that readiness is asked for over there: nothing listens here.
+func TestAClusterCanBeInANetworkOfItsOwn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: run it with sudo")
+	}
+	if _, err := exec.LookPath("unshare"); err != nil {
+		t.Skip("unshare is not in PATH: install util-linux")
+	}
+	// Two networks would not see each other, so a process in one is what both programs enter.
+	holder := exec.Command("unshare", "--net", "sh", "-c", "ip link set lo up && echo ready && exec cat")
+	in, err := holder.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = in.Close() // cat ends by it
+		_ = holder.Wait()
+	}()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("the network is not there: %q, %v", line, err)
+	}
+	c := cluster.Start(t, cluster.Inside("nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", holder.Process.Pid)))
+	addr := strings.TrimPrefix(c.Admin.Host, "https://")
+	if conn, err := net.DialTimeout("tcp", addr, time.Second); err == nil {
+		_ = conn.Close()
+		t.Errorf("the API server listens on %s of this network", addr)
 	}
 }
