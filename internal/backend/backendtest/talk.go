@@ -1,12 +1,9 @@
 package backendtest
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/model"
@@ -132,65 +129,4 @@ func (p *prober) expires(r *run, c command) error {
 	}
 	return fmt.Errorf("after %d times %s without a connection the client still is led to %s", maxExpiries, timeout,
 		first.Server)
-}
-
-// stray sends a packet from the server's side of a connection that fits nowhere into it.
-func (p *prober) stray(talk *conversation) error {
-	server := p.site.lab.Host(talk.first.Server)
-	from := netip.AddrPortFrom(server.Addr4(), talk.first.Port)
-	to := talk.first.ClientSeen
-	if to.Addr().Is6() {
-		from = netip.AddrPortFrom(server.Addr6(), talk.first.Port)
-	}
-	return server.Do(func() error { return sendStray(from, to) })
-}
-
-// sendStray sends a TCP segment with an acknowledgement and a sequence number that no connection is at.
-func sendStray(from, to netip.AddrPort) error {
-	family := unix.AF_INET
-	var dst unix.Sockaddr = &unix.SockaddrInet4{Addr: as4(to.Addr())}
-	if to.Addr().Is6() {
-		family = unix.AF_INET6
-		dst = &unix.SockaddrInet6{Addr: to.Addr().As16()}
-	}
-	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
-	if err != nil {
-		return fmt.Errorf("open a raw socket: %w", err)
-	}
-	defer func() { _ = unix.Close(fd) }() // what was sent is on its way
-	segment := make([]byte, 20)
-	binary.BigEndian.PutUint16(segment, from.Port())
-	binary.BigEndian.PutUint16(segment[2:], to.Port())
-	const nowhere = 0xdead0000
-	binary.BigEndian.PutUint32(segment[4:], nowhere)
-	binary.BigEndian.PutUint32(segment[8:], nowhere)
-	const words, ack, window = 5, 0x10, 1024
-	segment[12], segment[13] = words<<4, ack
-	binary.BigEndian.PutUint16(segment[14:], window)
-	binary.BigEndian.PutUint16(segment[16:], checksum(from.Addr(), to.Addr(), segment))
-	if err := unix.Sendto(fd, segment, 0, dst); err != nil {
-		return fmt.Errorf("send a stray segment to %s: %w", to, err)
-	}
-	return nil
-}
-
-func as4(a netip.Addr) (b [4]byte) {
-	if a.Is4() {
-		b = a.As4()
-	}
-	return b
-}
-
-// checksum is TCP's, over the pseudo header and the segment (RFC 9293, section 3.1), whose own field is zero.
-func checksum(from, to netip.Addr, segment []byte) uint16 {
-	sum := uint32(len(segment)) + unix.IPPROTO_TCP
-	for _, part := range [][]byte{from.AsSlice(), to.AsSlice(), segment} {
-		for i := 0; i+1 < len(part); i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(part[i:]))
-		}
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }

@@ -21,6 +21,11 @@ func TestCompactLayoutConforms(t *testing.T) {
 	backendtest.Run(t, mode(xtables.NFT, iptables.Options{CompactAbove: -1, SectionChains: 3}))
 }
 
+func FuzzBackendsAgree(f *testing.F) {
+	backendtest.Fuzz(f, mode(xtables.Legacy, iptables.Options{CompactAbove: 1 << 30}),
+		mode(xtables.NFT, iptables.Options{CompactAbove: -1, SectionChains: 3}))
+}
+
 func mode(flavour xtables.Flavour, opt iptables.Options) backendtest.Mode {
 	opt.MasqueradeBit = 14
 	return backendtest.Mode{
