@@ -14,7 +14,7 @@ import (
 )
 
 // errInjected is what an operation fails with on purpose.
-var errInjected = errors.New("injected failure") //nolint:gochecknoglobals // a constant in all but form
+var errInjected = errors.New("injected failure")
 
 // A lane is one backend that follows a world on one kernel.
 type lane struct {
@@ -75,7 +75,7 @@ func (l *lane) sync() {
 		defer l.kernel.Fail(nil)
 	}
 	var last error
-	for try := 0; try < maxTries; try++ {
+	for try := range maxTries {
 		var done bool
 		done, last = l.attempt(try > 0)
 		if done {
@@ -98,7 +98,7 @@ func (l *lane) attempt(again bool) (done bool, err error) {
 		if again || !l.synced {
 			have, err := l.b.Observe(ctx)
 			if err != nil {
-				return err //nolint:wrapcheck // the caller prints it
+				return err // the caller prints it
 			}
 			plan = l.b.Diff(have)
 		}
@@ -118,7 +118,7 @@ func (l *lane) observe() backend.Observed {
 	var have backend.Observed
 	err := l.enter(func() (err error) {
 		have, err = l.b.Observe(context.Background())
-		return err //nolint:wrapcheck // printed below
+		return err // printed below
 	})
 	if err != nil {
 		l.t.Fatalf("observe: %v", err)
@@ -132,7 +132,7 @@ func (l *lane) pulse() string {
 	var pulse string
 	err := l.enter(func() (err error) {
 		pulse, err = l.b.Pulse(context.Background())
-		return err //nolint:wrapcheck // printed below
+		return err // printed below
 	})
 	if err != nil {
 		l.t.Fatalf("pulse: %v", err)
@@ -146,7 +146,7 @@ func (l *lane) dump() string {
 	var text string
 	err := l.enter(func() (err error) {
 		text, err = l.kernel.Dump()
-		return err //nolint:wrapcheck // printed below
+		return err // printed below
 	})
 	if err != nil {
 		l.t.Fatalf("dump the kernel: %v", err)

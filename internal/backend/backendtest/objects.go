@@ -37,7 +37,7 @@ func readObject(doc string, gone bool) ([]model.Event, error) {
 	colons := regexp.MustCompile(`([\[,\s])(::[0-9a-fA-F:]*(?:/[0-9]+)?)`)
 	raw, err := yaml.YAMLToJSONStrict(colons.ReplaceAll([]byte(doc), []byte(`$1"$2"`)))
 	if err != nil {
-		return nil, err //nolint:wrapcheck // names the line
+		return nil, err // names the line
 	}
 	var head struct{ Kind string }
 	if err := json.Unmarshal(raw, &head); err != nil {
@@ -49,7 +49,7 @@ func readObject(doc string, gone bool) ([]model.Event, error) {
 	case "EndpointSlice":
 		return readSlice(raw, gone)
 	case "Endpoints":
-		var e corev1.Endpoints
+		var e corev1.Endpoints //nolint:staticcheck // see convert.Endpoints
 		if err := yaml.UnmarshalStrict(raw, &e); err != nil {
 			return nil, fmt.Errorf("read Endpoints: %w", err)
 		}

@@ -115,7 +115,7 @@ func parseExpectation(lines []string) (expectation, error) {
 	}
 	o, err := forward.ParseOutcome(text)
 	if err != nil {
-		return expectation{}, err //nolint:wrapcheck // quotes the outcome
+		return expectation{}, err // quotes the outcome
 	}
 	return expectation{outcome: o}, nil
 }

@@ -148,7 +148,7 @@ func blocked(k forward.Packet, got netns.Result) bool {
 func (p *prober) askForward(r *run, q question) {
 	r.t.Helper()
 	seen := map[forward.Choice]bool{}
-	for n := 0; n < maxConnects; n++ {
+	for n := range maxConnects {
 		got := p.dial(q.packet, answerWithin)
 		choice, err := p.choice(r, q, got)
 		if err != nil {
@@ -242,7 +242,7 @@ func (p *prober) forget(r *run) error {
 	}
 	return r.lane.enter(func() error {
 		_, err := conntrack.Forget(context.Background(), conntrack.Kernel{}, r.family, flow.Protocols(), ix.Stale)
-		return err //nolint:wrapcheck // a *StepError says what was tried
+		return err // a *StepError says what was tried
 	})
 }
 
@@ -300,7 +300,7 @@ func (s *site) wipe(kernel Kernel, foreign bool) error {
 		b.Compile(nil, forward.Delta{})
 		have, err := b.Observe(ctx)
 		if err != nil {
-			return err //nolint:wrapcheck // the caller says what for
+			return err // the caller says what for
 		}
 		err = b.Apply(ctx, b.Diff(have)).Err
 		if foreign {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -58,11 +59,8 @@ func runScripts(t *testing.T, m Mode) {
 
 func newRun(t testing.TB, m Mode, family model.Family, s *script, l *lane) *run {
 	t.Helper()
-	r := &run{t: t, mode: m, family: family, script: s, lane: l, world: newWorld(newSettings(family)), files: s.files}
-	r.files = map[string]string{}
-	for name, text := range s.files {
-		r.files[name] = text
-	}
+	r := &run{t: t, mode: m, family: family, script: s, lane: l, world: newWorld(newSettings(family))}
+	r.files = maps.Clone(s.files)
 	for _, c := range s.commands {
 		if c.name != "packet" {
 			continue

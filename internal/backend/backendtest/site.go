@@ -139,7 +139,7 @@ func (s *site) returns(client *netns.Host) bool { return client.Name == "out" ||
 func (s *site) serve(proto model.Protocol, ep netip.AddrPort) error {
 	host, err := s.host(ep.Addr())
 	if err != nil || proto == model.SCTP && !netns.SCTP() {
-		return nil //nolint:nilerr // whoever asks about that endpoint is told
+		return nil // whoever asks about that endpoint is told
 	}
 	key := serverKey{host.Name, proto, ep.Port()}
 	s.mu.Lock()

@@ -2,6 +2,7 @@ package iptables_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,14 +93,7 @@ func (k *kernel) Dump() (string, error) {
 	return text.String(), nil
 }
 
-func isBase(table, chain string) bool {
-	for _, name := range xtables.BaseChains(table) {
-		if name == chain {
-			return true
-		}
-	}
-	return false
-}
+func isBase(table, chain string) bool { return slices.Contains(xtables.BaseChains(table), chain) }
 
 // foreign are the rules of a firewall, a CNI plugin and the kubelet.
 const foreign = `*filter
