@@ -12,10 +12,10 @@ P       ?= ./...
 B       ?= .
 BASE    ?= main
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-LINT    := $(GO) tool -modfile=tools/go.mod golangci-lint
+LINT    := CGO_ENABLED=0 $(GO) tool -modfile=tools/go.mod golangci-lint
 LDFLAGS := -s -w -X main.version=$(VERSION)
-# The race detector needs a C compiler.
-RACE    := $(if $(shell command -v gcc || command -v clang),-race)
+# The race detector needs a C compiler and a C library to link with.
+RACE    := $(shell echo 'int main(void) { return 0; }' | $${CC:-gcc} -x c -o /dev/null - 2>/dev/null && echo -race)
 # What needs root, or a user namespace of its own.
 NETNS_PACKAGES := ./test/netns/... ./test/demo/... ./internal/kernel/... ./internal/backend/... ./internal/cli/...
 # Packages with files that a test can write anew.
@@ -43,7 +43,7 @@ test: ## Everything: lint, a short fuzz, all tests (the product's with the race 
 	$(MAKE) --no-print-directory fuzz FUZZTIME=5s || { echo 'make fuzz: failed'; status=1; }; \
 	{ $(GO) test -json $(RACE) -short -shuffle=on -timeout 30m ./cmd/... ./internal/...; \
 	  $(GO) test -json -p 1 -timeout 30m ./internal/backend/... ./test/...; } | $(GO) run ./test/report || status=1; \
-	if [ -z '$(RACE)' ]; then echo 'No C compiler, so no race detector: install gcc.'; [ "$$CI" != true ] || status=1; fi; \
+	if [ -z '$(RACE)' ]; then echo 'No C compiler, so no race detector: install gcc and libc6-dev.'; [ "$$CI" != true ] || status=1; fi; \
 	if [ "$$(id -u)" != 0 ]; then echo 'Not root: to run the tests with namespaces too: sudo make test'; fi; \
 	exit $$status
 
