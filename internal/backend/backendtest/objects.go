@@ -37,7 +37,7 @@ func readObject(doc string, gone bool) ([]model.Event, error) {
 	colons := regexp.MustCompile(`([\[,\s])(::[0-9a-fA-F:]*(?:/[0-9]+)?)`)
 	raw, err := yaml.YAMLToJSONStrict(colons.ReplaceAll([]byte(doc), []byte(`$1"$2"`)))
 	if err != nil {
-		return nil, err // names the line
+		return nil, fmt.Errorf("not YAML: %w", err)
 	}
 	var head struct{ Kind string }
 	if err := json.Unmarshal(raw, &head); err != nil {
