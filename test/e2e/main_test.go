@@ -17,6 +17,8 @@ const (
 	buildFlagsEnv = "TURNOUT_E2E_BUILDFLAGS"
 	// rootEnv, set to 1, makes tests fail that would be skipped for want of root. So does CI=true.
 	rootEnv = "TURNOUT_REQUIRE_ROOT"
+	// clusterEnv, set to 1, does the same for want of Kubernetes' programs; package cluster heeds it too.
+	clusterEnv = "TURNOUT_REQUIRE_CLUSTER"
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }

@@ -106,6 +106,11 @@ func (s *site) node(name string, flags ...string) *node {
 		"--cluster-cidr", clusterCIDR(),
 	}, flags)
 	s.t.Cleanup(func() {
+		for _, never := range []string{"DATA RACE", "panic", "goroutine "} {
+			if n.log.count(never) > 0 {
+				s.t.Errorf("the daemon on %s said %q", name, never)
+			}
+		}
 		if s.t.Failed() {
 			s.t.Logf("the daemon's log on %s:\n%s", name, n.log)
 		}

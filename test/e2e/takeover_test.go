@@ -131,6 +131,9 @@ func naRoutes(lab *netns.Lab) []route {
 }
 
 func TestRulesThatKubeProxyLeftAreTakenOverInPlace(t *testing.T) {
+	if *capture {
+		captureRules(t)
+	}
 	for _, flavour := range bothFlavours(t) {
 		t.Run(flavour, func(t *testing.T) {
 			t.Parallel()
@@ -289,7 +292,10 @@ func kubeProxy(t *testing.T) string {
 		t.Skip("needs kube-proxy, which takes minutes to build: run without -short")
 	}
 	program, err := cluster.Binary(t.Context(), cluster.UpstreamProxy, io.Discard)
-	if err != nil {
+	switch {
+	case err != nil && os.Getenv(clusterEnv) == "1":
+		t.Fatalf("needs kube-proxy: %v", err)
+	case err != nil:
 		t.Skipf("needs kube-proxy: %v", err)
 	}
 	return program
@@ -409,10 +415,9 @@ func (d *drift) strangers() []string {
 	return list
 }
 
-func TestCaptureRulesOfKubeProxy(t *testing.T) {
-	if !*capture {
-		t.Skip("writes testdata anew: run with -capture")
-	}
+// captureRules writes the rules of a real kube-proxy to testdata.
+func captureRules(t *testing.T) {
+	t.Helper()
 	needRoot(t)
 	program := kubeProxy(t)
 	s := newCatalogueSite(t)

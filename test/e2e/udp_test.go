@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/turnout-proxy/turnout/internal/flow"
@@ -27,6 +28,7 @@ type stream struct {
 	name, from, to string
 	service        *corev1.Service
 	port           corev1.ServicePort
+	slice          func(service string, port corev1.ServicePort, pods ...*netns.Host) *discoveryv1.EndpointSlice
 }
 
 func udpPort(number, target, nodePort int32) corev1.ServicePort {
@@ -36,7 +38,7 @@ func udpPort(number, target, nodePort int32) corev1.ServicePort {
 	}
 }
 
-// streams are one for each kind of address. The node port of the second is the Service port of another Service below.
+// streams are one for each kind of address, and one of IPv6. The node port of the second is the Service port of another Service below.
 func streams(lab *netns.Lab) []stream {
 	list := []stream{
 		{name: "cluster-ip", from: "c1", to: "10.96.3.1:8125", port: udpPort(8125, 8131, 0)},
@@ -49,13 +51,16 @@ func streams(lab *netns.Lab) []stream {
 	for i := range list {
 		st := &list[i]
 		st.service = service(st.name, st.port, fmt.Sprintf("10.96.3.%d", i+1))
+		st.slice = slice4
 		if st.port.NodePort != 0 {
 			st.service.Spec.Type = corev1.ServiceTypeNodePort
 		}
 	}
 	list[2].service.Spec.Type = corev1.ServiceTypeLoadBalancer
 	list[2].service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.20"}}
-	return list
+	six := stream{name: "ipv6", from: "c1", to: "[fd00:96::3:1]:8125", port: udpPort(8125, 8134, 0), slice: slice6}
+	six.service = service(six.name, six.port, "fd00:96::3:1")
+	return append(list, six)
 }
 
 func TestAOneWayUDPSenderFollowsItsServiceAndOthersKeepTheirFlows(t *testing.T) {
@@ -78,7 +83,7 @@ func TestAOneWayUDPSenderFollowsItsServiceAndOthersKeepTheirFlows(t *testing.T) 
 			move := func(to *netns.Host) {
 				var objects []any
 				for _, st := range list {
-					objects = append(objects, st.service, slice4(st.name, st.port, to))
+					objects = append(objects, st.service, st.slice(st.name, st.port, to))
 				}
 				s.write("streams.yaml", objects...)
 			}
@@ -103,7 +108,7 @@ func TestAOneWayUDPSenderFollowsItsServiceAndOthersKeepTheirFlows(t *testing.T) 
 				}
 				n.ready()
 			}
-			t.Logf("15 changes of a one-way sender's endpoint: the slowest took %v", slowest.Round(time.Millisecond))
+			t.Logf("20 changes of a one-way sender's endpoint: the slowest took %v", slowest.Round(time.Millisecond))
 			for i := range list {
 				leftAlone(t, received[s1][i], list[i].name+" at s1")
 			}
@@ -128,7 +133,7 @@ func send(t *testing.T, from *netns.Host, port uint16, to string) {
 	t.Helper()
 	var conn *net.UDPConn
 	err := from.Do(func() (err error) {
-		conn, err = net.DialUDP("udp4", &net.UDPAddr{Port: int(port)}, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
+		conn, err = net.DialUDP("udp", &net.UDPAddr{Port: int(port)}, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
 		return err
 	})
 	if err != nil {
