@@ -82,6 +82,9 @@ func (p *prober) open(name string, k forward.Packet) error {
 	p.conversations[name] = talk
 	if k.Proto == model.UDP {
 		talk.call.From = netip.AddrPortFrom(k.Src.Addr(), uint16(conversationPort+len(p.conversations)))
+		first := talk.call
+		first.Timeout = silenceAfter
+		host.Dial(first) // whatever comes of it: connection tracking now knows the client
 		return nil
 	}
 	conn, got := host.Open(talk.call)
