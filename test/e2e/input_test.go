@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/netip"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -70,9 +71,11 @@ func TestBadObjectsAreNamedAndHarmNobodyElse(t *testing.T) {
 	}
 }
 
-// A complaint is what must be said about a bad object: by ls, as a value and as text, and by the log.
+// A complaint is what must be said about a bad object: by ls, as a value and as text, by the log and by a metric.
 type complaint struct {
 	severity, kind, object, reason string
+	// file is where the object is described; the message begins with it and a line.
+	file string
 	// says is part of the message.
 	says string
 }
@@ -94,8 +97,14 @@ func (in *input) complains(c complaint) {
 		}
 		return fmt.Errorf("ls has the findings %v", l.Findings)
 	})
-	if found.Severity != c.severity || found.Kind != c.kind || !strings.Contains(found.Message, c.says) {
+	place := regexp.MustCompile("^" + regexp.QuoteMeta(filepath.Join(in.manifests, c.file)) + `:[1-9]\d*: `)
+	if found.Severity != c.severity || found.Kind != c.kind || !place.MatchString(found.Message) ||
+		!strings.Contains(found.Message, c.says) {
 		in.t().Errorf("got %+v, want %+v", found, c)
+	}
+	series := fmt.Sprintf("turnout_findings{reason=%q,severity=%q}", c.reason, c.severity)
+	if got := in.metric(series); got == "0" || got == "absent" {
+		in.t().Errorf("metric %s is %s", series, got)
 	}
 	if text := in.ask("ls").stdout; !strings.Contains(text, c.object) || !strings.Contains(text, found.Message) {
 		in.t().Errorf("ls does not show the finding %+v:\n%s", found, text)
@@ -180,7 +189,7 @@ func malformed(in *input) {
 	text := "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: first-4\n   namespace: shop\nendpoints: [\n---\n"
 	in.writeText(file, text+marshal(t, service("second", in.port, second), slice4("second", in.port, in.s2)))
 	path := filepath.Join(in.manifests, file)
-	in.complains(complaint{"error", "File", path, "InvalidDocument", path + ":5: "})
+	in.complains(complaint{"error", "File", path, "InvalidDocument", file, path + ":5: "})
 	in.answers(second+":80", "s2")
 	in.answers(first+":80", "s1")
 	in.write(file, service("first", in.port, first), slice4("first", in.port, in.s2))
@@ -194,7 +203,7 @@ func wrongFamily(in *input) {
 	bad := slice4("family", in.port, in.s1)
 	bad.Endpoints = append(bad.Endpoints, endpoint(in.s2.Addr6().String(), "nb"))
 	in.write(file, service("family", in.port, ip), bad)
-	in.complains(complaint{"error", "EndpointSlice", "shop/family-4", "WrongFamily", in.s2.Addr6().String()})
+	in.complains(complaint{"error", "EndpointSlice", "shop/family-4", "WrongFamily", file, in.s2.Addr6().String()})
 	in.answers(ip+":80", "s1")
 	in.write(file, service("family", in.port, ip), slice4("family", in.port, in.s1, in.s2))
 	in.noFindings()
@@ -213,8 +222,8 @@ func portZero(in *input) {
 	badSlice := slice4("zero", in.port, in.s1)
 	badSlice.Ports = append(badSlice.Ports, slice4("zero", noPort).Ports...)
 	in.write(file, bad, badSlice)
-	in.complains(complaint{"error", "Service", "shop/zero", "InvalidPort", "spec.ports[1].port: 0"})
-	in.complains(complaint{"error", "EndpointSlice", "shop/zero-4", "InvalidPort", "ports[1].port: 0"})
+	in.complains(complaint{"error", "Service", "shop/zero", "InvalidPort", file, "spec.ports[1].port: 0"})
+	in.complains(complaint{"error", "EndpointSlice", "shop/zero-4", "InvalidPort", file, "ports[1].port: 0"})
 	in.answers(ip+":80", "s1")
 	zero.Port = 81
 	fixed := service("zero", in.port, ip)
@@ -234,13 +243,13 @@ func longNames(in *input) {
 	svc.Namespace, part.Namespace, part.Name = strings.Repeat("s", 253), strings.Repeat("s", 253), long
 	svc.Spec.Ports[0].Name, part.Ports[0].Name = "", new(string)
 	in.write(file, svc, part)
-	in.complains(complaint{"warning", "Service", svc.Namespace + "/" + long, "InvalidName", "253 characters"})
+	in.complains(complaint{"warning", "Service", svc.Namespace + "/" + long, "InvalidName", file, "253 characters"})
 	in.answers(ip+":80", "s1")
 	eventually(in.t(), "the long name is in force", in.inForce)
 	// One more character is more than any name may have, and hides nothing else in the file.
 	svc.Name += "n"
 	in.write(file, svc, part, service("short", in.port, "10.96.2.55"), slice4("short", in.port, in.s2))
-	in.complains(complaint{"error", "Service", svc.Namespace + "/" + svc.Name, "InvalidName", "253"})
+	in.complains(complaint{"error", "Service", svc.Namespace + "/" + svc.Name, "InvalidName", file, "253"})
 	in.answers("10.96.2.55:80", "s2")
 	in.remove(file)
 }
@@ -353,7 +362,7 @@ func loopback(in *input) {
 	bad := slice4("loop", in.port, in.s1)
 	bad.Endpoints = append(bad.Endpoints, endpoint("127.0.0.1", "na"))
 	in.write(file, service("loop", in.port, ip), bad)
-	in.complains(complaint{"error", "EndpointSlice", "shop/loop-4", "ForbiddenAddress", "127.0.0.1"})
+	in.complains(complaint{"error", "EndpointSlice", "shop/loop-4", "ForbiddenAddress", file, "127.0.0.1"})
 	in.answers(ip+":80", "s1")
 	in.remove(file)
 }
@@ -363,7 +372,7 @@ func onlyLoopback(in *input) {
 	bad := slice("only", discoveryv1.AddressTypeIPv4, in.port)
 	bad.Endpoints = append(bad.Endpoints, endpoint("127.0.0.1", "na"))
 	in.write(file, service("only", in.port, ip), bad)
-	in.complains(complaint{"error", "EndpointSlice", "shop/only-4", "ForbiddenAddress", "127.0.0.1"})
+	in.complains(complaint{"error", "EndpointSlice", "shop/only-4", "ForbiddenAddress", file, "127.0.0.1"})
 	in.ends(ip+":80", netns.Refused)
 	in.write(file, service("only", in.port, ip), slice4("only", in.port, in.s2))
 	in.noFindings()
