@@ -28,6 +28,7 @@ func TestADaemonThatIsKilledInTheMiddleOfAChangeHarmsNobody(t *testing.T) {
 			s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
 			// Enough of it that a change has many steps: the Services come and go as a whole, only web stays.
 			services, parts := catalogue(s, 100, 300)
+			much := catalogueText(t, services[1:], parts[2:])
 			s.writeWeb(s1, s2)
 			n := s.node("na", flavourFlag(flavour))
 			n.start()
@@ -38,7 +39,7 @@ func TestADaemonThatIsKilledInTheMiddleOfAChangeHarmsNobody(t *testing.T) {
 			for i := range kills {
 				if i%2 == 0 {
 					s.writeWeb(s1, s2, x1)
-					s.writeCatalogue(services[1:], parts[2:])
+					s.writeText("catalogue.yaml", much)
 				} else {
 					s.writeWeb(s1, s2)
 					s.remove("catalogue.yaml")

@@ -188,6 +188,11 @@ func TestRulesThatKubeProxyLeftAreTakenOverInPlace(t *testing.T) {
 // writeCatalogue puts a catalogue into the directory.
 func (s *site) writeCatalogue(services []*corev1.Service, parts []*discoveryv1.EndpointSlice) {
 	s.t.Helper()
+	s.writeText("catalogue.yaml", catalogueText(s.t, services, parts))
+}
+
+func catalogueText(t *testing.T, services []*corev1.Service, parts []*discoveryv1.EndpointSlice) string {
+	t.Helper()
 	var objects []any
 	for _, o := range services {
 		objects = append(objects, o)
@@ -195,7 +200,7 @@ func (s *site) writeCatalogue(services []*corev1.Service, parts []*discoveryv1.E
 	for _, o := range parts {
 		objects = append(objects, o)
 	}
-	s.write("catalogue.yaml", objects...)
+	return marshal(t, objects...)
 }
 
 // all gives the rules of all tables of both families, each with its family and table.
