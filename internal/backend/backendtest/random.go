@@ -30,7 +30,10 @@ func runRandom(t *testing.T, m Mode) {
 	}
 	for _, family := range m.Families {
 		for seed := range seeds {
-			t.Run(fmt.Sprintf("%s/seed %d", family, seed), func(t *testing.T) { randomRun(t, m, family, seed) })
+			t.Run(fmt.Sprintf("%s/seed %d", family, seed), func(t *testing.T) {
+				t.Parallel()
+				randomRun(t, m, family, seed)
+			})
 		}
 	}
 }

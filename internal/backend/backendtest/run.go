@@ -47,6 +47,7 @@ func runScripts(t *testing.T, m Mode) {
 				continue
 			}
 			t.Run(s.name+"/"+family.String(), func(t *testing.T) {
+				t.Parallel()
 				if reason, ok := m.Exceptions[s.name]; ok {
 					t.Skipf("%s is not held to it: %s", m.Name, reason)
 				}
