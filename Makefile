@@ -88,7 +88,7 @@ bench-compare: ## Compare the benchmarks that match B with those of the commit B
 
 .PHONY: lint
 lint: ## Run the linters
-	$(LINT) run ./...
+	$(LINT) run --allow-parallel-runners ./...
 
 .PHONY: fmt
 fmt: ## Format the code
