@@ -240,8 +240,9 @@ func (p *prober) forget(r *run) error {
 	for _, old := range r.world.gone {
 		ix.Remove(old)
 	}
+	protos := slices.DeleteFunc(flow.Protocols(), func(proto model.Protocol) bool { return !ix.Wants(proto) })
 	return r.lane.enter(func() error {
-		_, err := conntrack.Forget(context.Background(), conntrack.Kernel{}, r.family, flow.Protocols(), ix.Stale)
+		_, err := conntrack.Forget(context.Background(), conntrack.Kernel{}, r.family, protos, ix.Stale)
 		return err // a *StepError says what was tried
 	})
 }

@@ -29,21 +29,24 @@ func FuzzBackendsAgree(f *testing.F) {
 
 func mode(flavour xtables.Flavour, opt iptables.Options) backendtest.Mode {
 	opt.MasqueradeBit = 14
+	of := func(f model.Family) iptables.Options {
+		opt := opt // subtests run at the same time
+		opt.Family = f
+		return opt
+	}
 	return backendtest.Mode{
 		Name:     "iptables " + string(flavour),
 		Families: []model.Family{model.IPv4, model.IPv6},
 		Fake: func(_ testing.TB, f model.Family) backendtest.Kernel {
 			fake := xtables.NewFake(f, flavour)
-			opt.Family = f
-			return &kernel{tables: fake, fake: fake, opt: opt}
+			return &kernel{tables: fake, fake: fake, opt: of(f)}
 		},
 		Real: func(_ testing.TB, f model.Family) (backendtest.Kernel, error) {
 			tables, err := xtables.Open(f, flavour)
 			if err != nil {
 				return nil, err
 			}
-			opt.Family = f
-			return &kernel{tables: tables, opt: opt}, nil
+			return &kernel{tables: tables, opt: of(f)}, nil
 		},
 	}
 }
