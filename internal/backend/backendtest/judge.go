@@ -19,7 +19,10 @@ func (l *lane) trace(table *forward.Table, p forward.Packet) {
 	want := lookup(table, p)
 	got, err := l.b.Trace(p)
 	l.compare("the wanted objects", p, want, got, err)
-	if o, ok := l.observe().(ObservedTracer); ok {
+	if l.seen == nil {
+		l.seen = l.observe()
+	}
+	if o, ok := l.seen.(ObservedTracer); ok {
 		got, err := o.Trace(&table.Context, p)
 		l.compare("the kernel's objects", p, want, got, err)
 	}

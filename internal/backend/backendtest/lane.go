@@ -27,6 +27,8 @@ type lane struct {
 	faults *rand.Rand
 	// synced tells that the backend's first sync is over.
 	synced bool
+	// seen is what was read back last, nil since somebody may have changed the kernel.
+	seen backend.Observed
 }
 
 // faultShare is the part of the kernel's operations that fail, in percent.
@@ -47,7 +49,7 @@ func newLane(t testing.TB, kernel Kernel, name string) *lane {
 
 // reopen replaces the backend by one of a new process. Its wanted state is empty until the next compile.
 func (l *lane) reopen() {
-	l.b, l.synced = l.kernel.Open(), false
+	l.b, l.synced, l.seen = l.kernel.Open(), false, nil
 }
 
 // compile hands the backend a table. A mode that cannot express a port fails the test.
@@ -91,6 +93,7 @@ func (l *lane) sync() {
 // attempt makes one try of a sync.
 func (l *lane) attempt(again bool) (done bool, err error) {
 	l.t.Helper()
+	l.seen = nil
 	ctx := context.Background()
 	var report backend.Report
 	err = l.enter(func() error {
@@ -160,7 +163,8 @@ func (l *lane) settled() {
 	if plan := l.b.Diff(nil); !plan.Empty() {
 		l.t.Errorf("after everything was applied the next plan is not empty:\n%s", plan)
 	}
-	if plan := l.b.Diff(l.observe()); !plan.Empty() {
+	l.seen = l.observe()
+	if plan := l.b.Diff(l.seen); !plan.Empty() {
 		l.t.Errorf("what was applied is not what is read back; the plan is:\n%s", plan)
 	}
 }

@@ -428,7 +428,7 @@ func (r *run) damage() error {
 	if r.lane.dump() == before {
 		return errors.New("the mode's damage changes nothing")
 	}
-	r.damaged = true
+	r.damaged, r.lane.seen = true, nil
 	if now := r.lane.pulse(); now == pulse {
 		r.t.Errorf("the pulse %q does not show the damage", pulse)
 	}
