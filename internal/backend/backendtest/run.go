@@ -51,6 +51,9 @@ func runScripts(t *testing.T, m Mode) {
 				if reason, ok := m.Exceptions[s.name]; ok {
 					t.Skipf("%s is not held to it: %s", m.Name, reason)
 				}
+				if s.big && testing.Short() {
+					t.Skip("takes seconds; run it without -short")
+				}
 				lane := newLane(t, m.Fake(t, family), s.name)
 				newRun(t, m, family, s, lane).all()
 			})

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -22,6 +23,8 @@ type script struct {
 	files map[string]string
 	// only is the one family that the script is about; 0 is both.
 	only model.Family
+	// big tells that it takes seconds, as there are a thousand Services or endpoints in it.
+	big bool
 }
 
 // A command is one line of a script with the indented lines below it.
@@ -103,6 +106,9 @@ func parseScript(name string, data []byte) (*script, error) {
 	return s, s.check()
 }
 
+// bigNumber of Services or endpoints make a script one that short test runs leave out.
+const bigNumber = 1000
+
 // check finds mistakes that do not need a run.
 func (s *script) check() error {
 	rules := commandRules()
@@ -117,6 +123,10 @@ func (s *script) check() error {
 			return fmt.Errorf("%s: needs indented lines below it", c)
 		case rule.below < 0 && len(c.want) > 0:
 			return fmt.Errorf("%s: takes no indented lines below it", c)
+		}
+		if c.name == "fleet" || c.name == "crowd" {
+			n, err := strconv.Atoi(c.args[len(c.args)-1])
+			s.big = s.big || err == nil && n >= bigNumber
 		}
 		if c.name != "set" {
 			continue
