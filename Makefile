@@ -61,8 +61,8 @@ test-cluster: cluster-tools ## The tests against a real API server
 	TURNOUT_REQUIRE_CLUSTER=1 $(GO) test ./test/cluster/...
 
 .PHONY: cluster-tools
-cluster-tools: ## Build kube-apiserver for the tests (5 minutes, once; kept in the user's cache directory)
-	$(GO) run ./test/cluster/cmd/apiserver-build
+cluster-tools: ## Build kube-apiserver and kube-proxy for the tests (10 minutes, once; kept in the user's cache directory)
+	$(GO) run ./test/cluster/cmd/apiserver-build kube-apiserver kube-proxy
 
 .PHONY: golden
 golden: ## Write the expected outputs anew and show what changed
