@@ -42,7 +42,7 @@ test: ## Everything: lint, a short fuzz, all tests (the product's with the race 
 	$(MAKE) --no-print-directory lint || { echo 'make lint: failed'; status=1; }; \
 	$(MAKE) --no-print-directory fuzz FUZZTIME=5s || { echo 'make fuzz: failed'; status=1; }; \
 	{ $(GO) test -json $(RACE) -short -shuffle=on -timeout 30m ./cmd/... ./internal/...; \
-	  $(GO) test -json -p 1 -timeout 30m ./internal/backend/... ./test/...; } | $(GO) run ./test/report || status=1; \
+	  $(GO) test -json -count=1 -p 1 -timeout 30m ./internal/backend/... ./test/...; } | $(GO) run ./test/report || status=1; \
 	if [ -z '$(RACE)' ]; then echo 'No C compiler, so no race detector: install gcc and libc6-dev.'; [ "$$CI" != true ] || status=1; fi; \
 	if [ "$$(id -u)" != 0 ]; then echo 'Not root: to run the tests with namespaces too: sudo make test'; fi; \
 	exit $$status
