@@ -42,7 +42,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintf(stderr, "demo: unexpected argument %q\n", flags.Arg(0))
 		return 2
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A closed pipe ("make demo | head") ends the demo too, but not before it has tidied up.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE)
 	defer stop()
 	o.colour = isTerminal(stdout)
 	err := show(ctx, o, stdout)
