@@ -286,15 +286,27 @@ func (s *site) script(t *testing.T, m Mode, family model.Family, sc *script, ker
 	r.probe = &prober{site: s, conversations: map[string]*conversation{}}
 	defer func() {
 		r.probe.close()
-		if err := errors.Join(s.wipe(kernel, r.foreign), s.restore()); err != nil {
+		if err := errors.Join(s.wipe(family, kernel, r.foreign), s.restore()); err != nil {
 			t.Errorf("clean up after the script: %v", err)
 		}
 	}()
 	r.all()
 }
 
-// wipe removes all of the mode from the node.
-func (s *site) wipe(kernel Kernel, foreign bool) error {
+// forgetAll makes the node forget all connections of a family.
+func (s *site) forgetAll(family model.Family) error {
+	return s.node.Do(func() error {
+		_, err := conntrack.Forget(context.Background(), conntrack.Kernel{}, family,
+			[]model.Protocol{model.TCP, model.UDP}, func(flow.Flow) bool { return true })
+		return err // a *StepError says what was tried
+	})
+}
+
+// wipe removes all of the mode from the node, connections included.
+func (s *site) wipe(family model.Family, kernel Kernel, foreign bool) error {
+	if err := s.forgetAll(family); err != nil {
+		return err
+	}
 	return s.node.Do(func() error {
 		ctx := context.Background()
 		b := kernel.Open()

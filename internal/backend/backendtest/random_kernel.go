@@ -27,7 +27,7 @@ func (s *site) randomKernel(t *testing.T, m Mode, family model.Family, kernel Ke
 	l := newLane(t, kernel, "")
 	l.enter = s.node.Do
 	defer func() {
-		if err := s.wipe(kernel, false); err != nil {
+		if err := s.wipe(family, kernel, false); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 		if err := s.restore(); err != nil {
@@ -67,6 +67,10 @@ func (s *site) randomTable(r *run, seed uint64, asked map[forward.Verdict]int) {
 	r.lane.compile(r.world.builder.Table(), everything(r.world.table))
 	r.lane.sync()
 	r.lane.settled()
+	// A table that replaces everything has nothing to do with the last one's connections, whose source ports come again.
+	if err := s.forgetAll(r.family); err != nil {
+		r.t.Fatalf("forget connections: %v", err)
+	}
 	draw := rand.New(rand.NewPCG(seed, 11))
 	for n := range kernelPackets {
 		p, ok := labPacket(draw, r.world.table)
