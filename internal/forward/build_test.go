@@ -47,15 +47,18 @@ func TestWhoServesAFrontendThatSeveralClaim(t *testing.T) {
 	}{
 		"the oldest": {
 			[]*model.Service{claims("shop/a", "10.70.1.1", at(2)), claims("shop/b", "10.70.1.2", at(1)), claims("shop/c", "10.70.1.3", at(3))},
-			"shop/b/tcp", []string{"shop/a", "shop/c"},
+			"shop/b/tcp",
+			[]string{"shop/a", "shop/c"},
 		},
 		"of the same age the first by name": {
 			[]*model.Service{claims("shop/b", "10.70.1.1", at(1)), claims("shop/a", "10.70.1.2", at(1)), claims("ops/z", "10.70.1.3", at(1))},
-			"ops/z/tcp", []string{"shop/a", "shop/b"},
+			"ops/z/tcp",
+			[]string{"shop/a", "shop/b"},
 		},
 		"one without a time, from a file, is older than all": {
 			[]*model.Service{claims("shop/a", "10.70.1.1", at(1)), claims("shop/z", "10.70.1.2", time.Time{})},
-			"shop/z/tcp", []string{"shop/a"},
+			"shop/z/tcp",
+			[]string{"shop/a"},
 		},
 	}
 	for what, tc := range tests {
@@ -180,20 +183,35 @@ func TestAnUpdateTouchesWhatChangedAndNothingElse(t *testing.T) {
 		event model.Event
 		want  forward.Delta
 	}{
-		{"an endpoint more", model.Event{Slice: slice(readyOn("na", "10.60.1.11"), readyOn("nb", "10.60.2.11"), readyOn("nb", "10.60.2.12"))},
-			forward.Delta{Ports: []forward.PortName{portName("shop/web/tcp")}}},
-		{"the same again", model.Event{Slice: slice(readyOn("na", "10.60.1.11"), readyOn("nb", "10.60.2.11"), readyOn("nb", "10.60.2.12"))},
-			forward.Delta{}},
-		{"another order", model.Event{Slice: slice(readyOn("nb", "10.60.2.12"), readyOn("na", "10.60.1.11"), readyOn("nb", "10.60.2.11"))},
-			forward.Delta{}},
-		{"a slice of nobody", model.Event{Slice: &model.EndpointSlice{Name: name("shop/lost"), Service: "lost", Family: model.IPv4}},
-			forward.Delta{}},
+		{
+			"an endpoint more",
+			model.Event{Slice: slice(readyOn("na", "10.60.1.11"), readyOn("nb", "10.60.2.11"), readyOn("nb", "10.60.2.12"))},
+			forward.Delta{Ports: []forward.PortName{portName("shop/web/tcp")}},
+		},
+		{
+			"the same again",
+			model.Event{Slice: slice(readyOn("na", "10.60.1.11"), readyOn("nb", "10.60.2.11"), readyOn("nb", "10.60.2.12"))},
+			forward.Delta{},
+		},
+		{
+			"another order",
+			model.Event{Slice: slice(readyOn("nb", "10.60.2.12"), readyOn("na", "10.60.1.11"), readyOn("nb", "10.60.2.11"))},
+			forward.Delta{},
+		},
+		{
+			"a slice of nobody",
+			model.Event{Slice: &model.EndpointSlice{Name: name("shop/lost"), Service: "lost", Family: model.IPv4}},
+			forward.Delta{},
+		},
 		{"the zone of the Node", model.Event{Node: nodeNA()}, forward.Delta{Context: true}},
 		{"a Node that is to be removed", model.Event{Node: &model.Node{
 			Name: "na", Zone: "z1", Addresses: ips("10.20.0.11", "fd20::11"), PodCIDRs: cidrs("10.60.1.0/24", "fd60:1::/64"), Deleting: true,
 		}}, forward.Delta{}},
-		{"the loser of a conflict goes", model.Event{Service: &model.Service{Name: name("shop/other")}, Delete: true},
-			forward.Delta{Ports: []forward.PortName{portName("shop/other/tcp")}}},
+		{
+			"the loser of a conflict goes",
+			model.Event{Service: &model.Service{Name: name("shop/other")}, Delete: true},
+			forward.Delta{Ports: []forward.PortName{portName("shop/other/tcp")}},
+		},
 	}
 	for _, step := range steps {
 		t.Run(step.what, func(t *testing.T) {

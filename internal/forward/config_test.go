@@ -45,7 +45,8 @@ func TestWhereNodePortsAnswer(t *testing.T) {
 		"several":                         {[]string{"172.31.0.0/16", "10.20.0.0/24", "fd20::/64"}, false, false, "node-ports 10.20.0.11 172.31.9.5", "node-ports fd20::11", nil},
 		"a range without addresses of us": {[]string{"192.168.0.0/16", "fd21::/64"}, false, false, "node-ports", "node-ports", nil},
 		"an entry that is no CIDR is reported and ignored": {
-			[]string{"eth0", "10.20.0.11", "172.31.0.0/16", "fd20::/64"}, false, false, "node-ports 172.31.9.5", "node-ports fd20::11",
+			[]string{"eth0", "10.20.0.11", "172.31.0.0/16", "fd20::/64"},
+			false, false, "node-ports 172.31.9.5", "node-ports fd20::11",
 			[]string{invalid, invalid, invalid, invalid},
 		},
 	}

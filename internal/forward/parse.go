@@ -377,9 +377,9 @@ func (p *parser) frontend(args []string) error {
 		return err
 	}
 	f := Frontend{Kind: kind}
-	if number, any := strings.CutPrefix(args[1], "*:"); kind == NodePort {
+	if number, everywhere := strings.CutPrefix(args[1], "*:"); kind == NodePort {
 		n, err := strconv.ParseUint(number, 10, 16)
-		if !any || err != nil || n == 0 {
+		if !everywhere || err != nil || n == 0 {
 			return fmt.Errorf("node port %q is not *:port", args[1])
 		}
 		f.Port = uint16(n)

@@ -320,7 +320,8 @@ func TestWhichServicesAreServed(t *testing.T) {
 		"B155 headless": {&model.Service{Name: name("shop/web"), Headless: true, Ports: tcp80()}, nothing, nil},
 		"B156 headless with external IPs": {
 			&model.Service{Name: name("shop/web"), Headless: true, Ports: tcp80(), ExternalIPs: ips("203.0.113.9")},
-			nothing, []string{"Service shop/web: HeadlessExternalIPs"},
+			nothing,
+			[]string{"Service shop/web: HeadlessExternalIPs"},
 		},
 		"headless with external IPs of the other family": {
 			&model.Service{Name: name("shop/web"), Headless: true, Ports: tcp80(), ExternalIPs: ips("fd77::9")}, nothing, nil,
@@ -379,7 +380,8 @@ func TestWhichServicesAreServed(t *testing.T) {
 			},
 			`port shop/web/tcp
 			frontend cluster-ip 10.70.1.10:80
-			from any reject reason=NoEndpoints`, []string{"Service shop/web: UnusableAddress"},
+			from any reject reason=NoEndpoints`,
+			[]string{"Service shop/web: UnusableAddress"},
 		},
 		"a port listed twice": {
 			&model.Service{Name: name("shop/web"), ClusterIPs: ips("10.70.1.10"), Ports: []model.ServicePort{
@@ -387,7 +389,8 @@ func TestWhichServicesAreServed(t *testing.T) {
 			}},
 			`port shop/web/tcp
 			frontend cluster-ip 10.70.1.10:80
-			from any reject reason=NoEndpoints`, []string{"Service shop/web: DuplicatePort"},
+			from any reject reason=NoEndpoints`,
+			[]string{"Service shop/web: DuplicatePort"},
 		},
 		"an address twice is one frontend, the first": {
 			&model.Service{

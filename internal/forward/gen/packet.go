@@ -76,10 +76,8 @@ func (s source) origin(t *forward.Table, dst netip.Addr, endpoints []forward.End
 // pod tells how a pod's packets come in: through its own interface on this node, over the network from another, and
 // not at all where the pod shares the machine's address.
 func (s source) pod(t *forward.Table, a netip.Addr) (netip.Addr, string) {
-	for _, host := range t.Context.HostAddrs {
-		if a == host {
-			return a, ""
-		}
+	if slices.Contains(t.Context.HostAddrs, a) {
+		return a, ""
 	}
 	here := podAddr(t.Context.Family, 1, 0)
 	bits := 24
