@@ -219,7 +219,9 @@ func TestApplyMarksWhatAnEventChangesAndNothingElse(t *testing.T) {
 		{"a slice that changes hands", model.Event{Slice: moved}, marks(shopWeb, shopDB), map[model.Name]int{shopDB: 2}},
 		{
 			"a slice that goes, by its name alone",
-			model.Event{Slice: &model.EndpointSlice{Name: part().Name}, Delete: true}, marks(shopDB), map[model.Name]int{shopDB: 1},
+			model.Event{Slice: &model.EndpointSlice{Name: part().Name}, Delete: true},
+			marks(shopDB),
+			map[model.Name]int{shopDB: 1},
 		},
 		{"the last slice goes", model.Event{Slice: second, Delete: true}, marks(shopDB), nil},
 		{"the Service goes", model.Event{Service: &model.Service{Name: shopWeb}, Delete: true}, marks(shopWeb), nil},
