@@ -192,7 +192,7 @@ func (c *changes) add(family model.Family, key objectKey, it item) {
 			next.trigger = earliest(c.slices[key.name].trigger, it.trigger)
 		}
 		c.slices[key.name] = next
-	case nodeKind, fileKind:
+	case nodeKind, cidrKind, fileKind:
 	}
 }
 

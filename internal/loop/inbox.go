@@ -16,6 +16,7 @@ const (
 	serviceKind kind = iota + 1
 	sliceKind
 	nodeKind
+	cidrKind
 	fileKind
 )
 
@@ -97,6 +98,8 @@ func keyOf(e *model.Event) (objectKey, bool) {
 		return objectKey{sliceKind, e.Slice.Name}, true
 	case e.Node != nil:
 		return objectKey{nodeKind, model.Name{Name: e.Node.Name}}, true
+	case e.ServiceCIDR != nil:
+		return objectKey{cidrKind, model.Name{Name: e.ServiceCIDR.Name}}, true
 	case e.File != "":
 		return objectKey{fileKind, model.Name{Name: e.File}}, true
 	}

@@ -1,15 +1,23 @@
 package model
 
-// An Event is one change that a source reports. Exactly one of Service, Slice, Node, File and Synced is set.
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
+
+// An Event is one change that a source reports. Exactly one of Service, Slice, Node, ServiceCIDR, File and
+// Synced is set.
 //
 // Sources may send the same object again; a receiver must treat an equal object as no change. Findings always stand
 // for the whole object or file: an event replaces what was found about it before, and one without findings clears it.
 type Event struct {
 	// Service, Slice and Node carry the new state, or with Delete set at least the name of what is gone.
-	Service *Service
-	Slice   *EndpointSlice
-	Node    *Node
-	Delete  bool
+	Service     *Service
+	Slice       *EndpointSlice
+	Node        *Node
+	ServiceCIDR *ServiceCIDR
+	Delete      bool
 	// File names a file that could not be read whole (Findings say why), or that is good again (no Findings).
 	File string
 	// Findings are what the source noticed while it read the object.
@@ -30,6 +38,8 @@ type Snapshot struct {
 	Slices map[Name]map[string]*EndpointSlice
 	// Node is this machine's Node object; nil while it is unknown.
 	Node *Node
+	// ServiceCIDRs are the ranges of cluster IPs, by the object's name. Nothing that a Service gets depends on them.
+	ServiceCIDRs map[string]*ServiceCIDR
 	// owner remembers for each slice the Service that it was filed under, as a label can change.
 	owner map[Name]Name
 }
@@ -40,6 +50,8 @@ func NewSnapshot() *Snapshot {
 		Services: map[Name]*Service{},
 		Slices:   map[Name]map[string]*EndpointSlice{},
 		owner:    map[Name]Name{},
+
+		ServiceCIDRs: map[string]*ServiceCIDR{},
 	}
 }
 
@@ -75,7 +87,28 @@ func (s *Snapshot) Apply(e Event, d *Dirty) {
 		if !s.Node.Equal(next) {
 			s.Node, d.Node = next, true
 		}
+	case e.ServiceCIDR != nil && e.Delete:
+		delete(s.ServiceCIDRs, e.ServiceCIDR.Name)
+	case e.ServiceCIDR != nil:
+		s.ServiceCIDRs[e.ServiceCIDR.Name] = e.ServiceCIDR
 	}
+}
+
+// ServiceRanges gives the ranges of a family that cluster IPs are taken from, sorted, each once however many objects name
+// it.
+func (s *Snapshot) ServiceRanges(family Family) []netip.Prefix {
+	var out []netip.Prefix
+	for _, c := range s.ServiceCIDRs {
+		for _, p := range c.CIDRs {
+			if FamilyOf(p.Addr()) == family {
+				out = append(out, p)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	return slices.Compact(out)
 }
 
 func (s *Snapshot) applyService(e Event, d *Dirty) {

@@ -188,6 +188,13 @@ type Node struct {
 	Deleting bool
 }
 
+// A ServiceCIDR is the part of a networking.k8s.io/v1 ServiceCIDR that matters here: ranges that cluster IPs are taken
+// from.
+type ServiceCIDR struct {
+	Name  string
+	CIDRs []netip.Prefix
+}
+
 // Severity grades a Finding.
 type Severity uint8
 

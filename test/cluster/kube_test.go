@@ -209,6 +209,12 @@ func TestARealAPIServerIsFollowed(t *testing.T) {
 		return v.synced == 1 && has("web", "10.0.0.1")(s) && s.Node != nil && s.Node.Zone == "z1" && s.Node.Name == "n1"
 	})
 
+	t.Run("the ranges of cluster IPs are known", func(t *testing.T) {
+		v.until(t, "the server's own ServiceCIDR is there", func(s *model.Snapshot) bool {
+			return len(s.ServiceRanges(model.IPv4)) > 0
+		})
+	})
+
 	t.Run("what selectors leave out does not come", func(t *testing.T) {
 		v.until(t, "only the API server's own Service is there beside web", func(s *model.Snapshot) bool {
 			own := s.Services[model.Name{Namespace: "default", Name: "kubernetes"}] != nil

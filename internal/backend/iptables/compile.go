@@ -108,7 +108,7 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 	}
 	if compact := c.layout(); full || compact != c.compact {
 		c.compact = compact
-		c.want.jumps = c.opt.jumps(&c.ctx)
+		c.want.jumps = c.opt.jumps()
 		c.fixed()
 		names = t.Names()
 		for n := range c.ports {
@@ -165,13 +165,8 @@ func (c *compiler) count(t *forward.Table, n forward.PortName) {
 
 // fixed sets the chains that belong to no port.
 func (c *compiler) fixed() {
-	want := c.opt.fixed(&c.ctx, c.compact)
-	for id, b := range want {
+	for id, b := range c.opt.fixed(c.compact) {
 		c.set(id, b)
-	}
-	local := chainID{tableFilter, chainLocalnet}
-	if _, ok := want[local]; !ok {
-		c.drop(local)
 	}
 	for _, t := range c.trees {
 		t.top.dirty = true // roots carry rules that depend on the context
@@ -237,6 +232,7 @@ func (c *compiler) refuse(n forward.PortName, err error) {
 // flush brings the chains of the dispatch trees up to date.
 func (c *compiler) flush() {
 	const last = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+	head := map[int][]string{treeHealthCheck: loopbackProtection(&c.ctx)}
 	tail := map[int][]string{
 		treeServices: nodePortJumps(&c.ctx, last, chainNodePorts),
 		treeExternal: nodePortJumps(&c.ctx, "kubernetes service nodeports without endpoints", chainExternalNodePort),
@@ -246,7 +242,7 @@ func (c *compiler) flush() {
 			func(name string, b body) { c.set(chainID{t.table, name}, b) },
 			func(name string) { c.drop(chainID{t.table, name}) })
 		if changed {
-			c.set(chainID{t.table, t.root}, bodyOf(append(root, tail[i]...)...))
+			c.set(chainID{t.table, t.root}, bodyOf(slices.Concat(head[i], root, tail[i])...))
 		}
 	}
 }

@@ -76,7 +76,7 @@ func hairpinMatch(f model.Family) string {
 // jumps are the rules in the built-in chains, in the order in which they are prepended. Upstream's set, and one more:
 // without the jump from OUTPUT the node itself would hang on an external address without endpoints instead of being
 // refused.
-func (o Options) jumps(c *forward.Context) []jump {
+func (o Options) jumps() []jump {
 	const isNew = "-m conntrack --ctstate NEW "
 	j := func(table, from, match, text, to string) jump {
 		rule := match
@@ -85,7 +85,7 @@ func (o Options) jumps(c *forward.Context) []jump {
 		}
 		return jump{table: table, from: from, rule: rule + "-j " + to, to: to}
 	}
-	out := []jump{
+	return []jump{
 		j(tableFilter, "INPUT", isNew, "kubernetes externally-visible service portals", chainExternal),
 		j(tableFilter, "FORWARD", isNew, "kubernetes externally-visible service portals", chainExternal),
 		j(tableFilter, "OUTPUT", isNew, "kubernetes externally-visible service portals", chainExternal),
@@ -100,14 +100,10 @@ func (o Options) jumps(c *forward.Context) []jump {
 		j(tableNAT, "PREROUTING", "", "kubernetes service portals", chainServices),
 		j(tableNAT, "POSTROUTING", "", "kubernetes postrouting rules", chainPostrouting),
 	}
-	if c.NodePorts.Loopback {
-		out = append(out, j(tableFilter, "INPUT", "", "kubernetes loopback protection", chainLocalnet))
-	}
-	return out
 }
 
 // fixed gives the chains that do not depend on any Service.
-func (o Options) fixed(c *forward.Context, compact bool) map[chainID]body {
+func (o Options) fixed(compact bool) map[chainID]body {
 	var post []string
 	if compact {
 		post = append(post, comment("kubernetes hairpin connections requiring SNAT")+"-m conntrack --ctstate DNAT "+
@@ -125,16 +121,22 @@ func (o Options) fixed(c *forward.Context, compact bool) map[chainID]body {
 	fwd = append(fwd,
 		comment("kubernetes forwarding rules")+"-m mark --mark "+mark+"/"+mark+" -j ACCEPT",
 		comment("kubernetes forwarding conntrack rule")+"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
-	out := map[chainID]body{
+	return map[chainID]body{
 		{tableNAT, chainPostrouting}: bodyOf(post...),
 		{tableNAT, chainMarkMasq}:    bodyOf("-j MARK --set-xmark " + mark + "/" + mark),
 		{tableFilter, chainForward}:  bodyOf(fwd...),
 	}
-	if c.NodePorts.Loopback {
-		out[chainID{tableFilter, chainLocalnet}] = bodyOf("! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo " +
-			comment("block incoming localnet connections") + "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP")
+}
+
+// loopbackProtection keeps neighbours from the services that listen on 127.0.0.0/8 while the kernel is told to route
+// such packets, which NodePorts on loopback addresses need. It stands in a chain that every incoming packet passes and
+// that upstream empties when it comes back. Source: CVE-2020-8558.
+func loopbackProtection(c *forward.Context) []string {
+	if !c.NodePorts.Loopback {
+		return nil
 	}
-	return out
+	return []string{"! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo " + comment("block incoming localnet connections") +
+		"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"}
 }
 
 // nodePortJumps gives the rules that lead packets for this machine's addresses, as far as NodePorts answer on them, to a

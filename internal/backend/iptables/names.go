@@ -19,7 +19,6 @@ const (
 	chainMarkMasq         = "KUBE-MARK-MASQ"
 	chainForward          = "KUBE-FORWARD"
 	chainFirewall         = "KUBE-PROXY-FIREWALL"
-	chainLocalnet         = "KUBE-PROXY-LOCALNET"
 	chainCanary           = "KUBE-PROXY-CANARY"
 )
 
@@ -84,7 +83,7 @@ func ours(table, chain string) bool {
 		}
 	case tableFilter:
 		switch chain {
-		case chainServices, chainExternal, chainExternalNodePort, chainForward, chainNodePorts, chainFirewall, chainLocalnet:
+		case chainServices, chainExternal, chainExternalNodePort, chainForward, chainNodePorts, chainFirewall:
 			return true
 		}
 		return strings.HasPrefix(chain, prefixDispatch)

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 )
 
@@ -62,7 +61,7 @@ func observe(ctx context.Context, t xtables.Tables, opt Options, canaries bool) 
 
 // take sorts the chains of one table into ours and others'.
 func (o *Observation) take(table string, chains []*xtables.SavedChain, canaries bool) {
-	known := o.opt.jumps(&forward.Context{Family: o.opt.Family, NodePorts: forward.NodePortScope{Loopback: true}})
+	known := o.opt.jumps()
 	for _, c := range chains {
 		if ours(table, c.Name) || canaries && c.Name == chainCanary {
 			o.chains[chainID{table, c.Name}] = o.canonical(c.Rules)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/turnout-proxy/turnout/internal/model"
 )
@@ -56,6 +57,24 @@ func (f *findings) podCIDRs(spec *corev1.NodeSpec) []netip.Prefix {
 	if len(list) == 0 && spec.PodCIDR != "" {
 		list, field = []string{spec.PodCIDR}, "spec.podCIDR"
 	}
+	return f.prefixes(field, list)
+}
+
+// ServiceCIDR gives the ranges of a ServiceCIDR. It is nil if the object cannot be used at all; the findings then say
+// why.
+func ServiceCIDR(c *networkingv1.ServiceCIDR) (*model.ServiceCIDR, []model.Finding) {
+	f := &findings{kind: "ServiceCIDR", object: c.Name}
+	if !validName(c.Name) {
+		f.add(model.Error, InvalidName, "metadata.name: %s is not a valid name, the object is ignored: correct it",
+			quote(c.Name))
+		return nil, f.result()
+	}
+	out := &model.ServiceCIDR{Name: c.Name, CIDRs: f.prefixes("spec.cidrs", c.Spec.CIDRs)}
+	return out, f.result()
+}
+
+// prefixes reads a list of address ranges; what is none is left out.
+func (f *findings) prefixes(field string, list []string) []netip.Prefix {
 	var out []netip.Prefix
 	for i, s := range list {
 		p, ok := parsePrefix(s)

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,6 +21,7 @@ const (
 	servicesResource = "services"
 	slicesResource   = "endpointslices"
 	nodesResource    = "nodes"
+	cidrsResource    = "servicecidrs"
 )
 
 // protobuf is the content type that costs the least to read.
@@ -83,11 +85,12 @@ func (c Connection) load() (*rest.Config, error) {
 	return cfg, nil
 }
 
-// clients reach the two API groups over one connection.
+// clients reach the API groups over one connection.
 type clients struct {
-	core, discovery rest.Interface
-	params          runtime.ParameterCodec
-	decode          func([]byte) (runtime.Object, error)
+	core, discovery, networking rest.Interface
+
+	params runtime.ParameterCodec
+	decode func([]byte) (runtime.Object, error)
 	// close ends connections that no request uses.
 	close func()
 }
@@ -99,6 +102,8 @@ func newClients(base *rest.Config) (clients, error) {
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Service{}, &corev1.ServiceList{}, &corev1.Node{},
 		&corev1.NodeList{})
 	scheme.AddKnownTypes(discoveryv1.SchemeGroupVersion, &discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{})
+	scheme.AddKnownTypes(networkingv1.SchemeGroupVersion, &networkingv1.ServiceCIDR{}, &networkingv1.ServiceCIDRList{})
+	metav1.AddToGroupVersion(scheme, networkingv1.SchemeGroupVersion)
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
 	metav1.AddToGroupVersion(scheme, discoveryv1.SchemeGroupVersion)
 	factory := serializer.NewCodecFactory(scheme)
@@ -124,8 +129,12 @@ func newClients(base *rest.Config) (clients, error) {
 	if err != nil {
 		return clients{}, err
 	}
+	networking, err := client(networkingv1.SchemeGroupVersion, "/apis")
+	if err != nil {
+		return clients{}, err
+	}
 	return clients{
-		core: core, discovery: discovery, params: runtime.NewParameterCodec(scheme),
+		core: core, discovery: discovery, networking: networking, params: runtime.NewParameterCodec(scheme),
 		decode: func(data []byte) (runtime.Object, error) {
 			o, _, err := factory.UniversalDeserializer().Decode(data, nil, nil)
 			return o, err //nolint:wrapcheck // it names what it could not read

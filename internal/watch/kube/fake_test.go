@@ -160,11 +160,16 @@ var expired = map[string]any{
 	"message": "too old resource version",
 }
 
-var kinds = map[string]string{servicesResource: "Service", slicesResource: "EndpointSlice", nodesResource: "Node"}
+var kinds = map[string]string{
+	servicesResource: "Service", slicesResource: "EndpointSlice", nodesResource: "Node", cidrsResource: "ServiceCIDR",
+}
 
 func groupVersion(resource string) string {
-	if resource == slicesResource {
+	switch resource {
+	case slicesResource:
 		return "discovery.k8s.io/v1"
+	case cidrsResource:
+		return "networking.k8s.io/v1"
 	}
 	return "v1"
 }

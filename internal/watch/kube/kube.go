@@ -1,4 +1,4 @@
-// Package kube follows Services, EndpointSlices and this machine's Node at a Kubernetes API server and sends them as
+// Package kube follows Services, EndpointSlices, this machine's Node and ServiceCIDRs at a Kubernetes API server and sends them as
 // model values. It decides what is asked of the server, when the first state is complete, and that an object which
 // vanished while the connection was down is reported as gone; what an object means is for package convert to say.
 //
@@ -20,6 +20,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -76,10 +77,12 @@ func Run(ctx context.Context, cfg Config, sink model.Sink) error {
 	defer running.Wait()
 	followed := sources(clients, cfg.NodeName)
 	for _, s := range followed {
-		g.waiting[s.resource] = true
+		if !s.aside {
+			g.waiting[s.resource] = true
+		}
 	}
 	for _, s := range followed {
-		status := &status{resource: s.resource, report: cfg.OnStatus, refused: func() {
+		status := &status{resource: s.resource, report: cfg.OnStatus, aside: s.aside, refused: func() {
 			if s.optional {
 				g.in(s.resource)
 			}
@@ -102,6 +105,7 @@ type source struct {
 	convert        func(runtime.Object) model.Event
 	gone           func(model.Name) model.Event
 	optional       bool // the server may refuse it for good, and the rest still works
+	aside          bool // nothing waits for it, and a server that does not have it is in order
 }
 
 // sources are what is followed. The selectors leave out at the server what no proxy of this node is to serve: Services
@@ -124,6 +128,13 @@ func sources(c clients, nodeName string) []source {
 			gone:    goneSlice,
 		},
 	}
+	list = append(list, source{
+		resource: cidrsResource, client: c.networking, params: c.params, decode: c.decode,
+		item:     func() message { return &networkingv1.ServiceCIDR{} },
+		convert:  cidrEvent,
+		gone:     goneCIDR,
+		optional: true, aside: true,
+	})
 	if nodeName == "" {
 		return list
 	}
@@ -190,6 +201,7 @@ type status struct {
 	resource string
 	report   func(resource string, err error)
 	refused  func() // called when the server will not answer however often it is asked
+	aside    bool   // a refusal is no trouble
 
 	mu      sync.Mutex
 	failing bool
@@ -206,6 +218,9 @@ func (s *status) note(ctx context.Context, verb string, err error) error {
 	}
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 		s.refused()
+		if s.aside {
+			return err
+		}
 	}
 	s.mu.Lock()
 	was := s.failing

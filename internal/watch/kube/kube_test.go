@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -79,6 +80,8 @@ func line(e model.Event) string {
 		}
 	case e.Node != nil:
 		out += "node " + e.Node.Name + " " + e.Node.Zone
+	case e.ServiceCIDR != nil:
+		out += fmt.Sprintf("ranges %s %v", e.ServiceCIDR.Name, e.ServiceCIDR.CIDRs)
 	case e.Synced:
 		return "synced"
 	}
@@ -174,6 +177,42 @@ func node(zone string) *corev1.Node {
 	return &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
 		ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{corev1.LabelTopologyZone: zone}},
+	}
+}
+
+func serviceCIDR(ranges ...string) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{
+		TypeMeta:   metav1.TypeMeta{Kind: "ServiceCIDR", APIVersion: "networking.k8s.io/v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: ranges},
+	}
+}
+
+func TestServiceRangesAreFollowed(t *testing.T) {
+	t.Parallel()
+	f := newFakeServer(t)
+	f.put(cidrsResource, serviceCIDR("10.96.0.0/12", "fd70::/112"))
+	r := follow(t, f.addr)
+	r.take(t, "synced", "put ranges kubernetes [10.96.0.0/12 fd70::/112]")
+	f.put(cidrsResource, serviceCIDR("10.96.0.0/12", "nonsense"))
+	r.take(t, "put ranges kubernetes [10.96.0.0/12] (InvalidCIDR)")
+	f.put(cidrsResource, serviceCIDR(), true)
+	r.take(t, "delete ranges kubernetes []")
+}
+
+// A server before 1.33 does not have them, and a role made for an older proxy may not read them.
+func TestAServerWithoutServiceRangesIsInOrder(t *testing.T) {
+	t.Parallel()
+	f := newFakeServer(t)
+	f.forbidden[cidrsResource] = true
+	r := follow(t, f.addr)
+	r.take(t, "synced")
+	f.put(servicesResource, service("web", "10.96.0.1"))
+	r.take(t, "put service shop/web [10.96.0.1]")
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.statuses) > 0 {
+		t.Errorf("statuses %q, want none", r.statuses)
 	}
 }
 

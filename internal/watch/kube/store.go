@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
@@ -130,7 +131,7 @@ func nameOf(o runtime.Object) (model.Name, error) {
 	return model.Name{Namespace: m.GetNamespace(), Name: m.GetName()}, nil
 }
 
-// serviceEvent, sliceEvent and nodeEvent give the event for an object's new state. An object that cannot be used, and
+// serviceEvent, sliceEvent, nodeEvent and cidrEvent give the event for an object's new state. An object that cannot be used, and
 // one that a server lets through although the selectors leave it out, counts as gone; the findings say why.
 
 func serviceEvent(o runtime.Object) model.Event {
@@ -178,6 +179,19 @@ func nodeEvent(o runtime.Object) model.Event {
 	return e
 }
 
+func cidrEvent(o runtime.Object) model.Event {
+	c, ok := o.(*networkingv1.ServiceCIDR)
+	if !ok {
+		return model.Event{}
+	}
+	e := goneCIDR(model.Name{Name: c.Name})
+	out, findings := convert.ServiceCIDR(c)
+	if e.Findings = findings; out != nil {
+		e.ServiceCIDR, e.Delete = out, false
+	}
+	return e
+}
+
 func goneService(n model.Name) model.Event {
 	return model.Event{Service: &model.Service{Name: n}, Delete: true}
 }
@@ -188,4 +202,8 @@ func goneSlice(n model.Name) model.Event {
 
 func goneNode(n model.Name) model.Event {
 	return model.Event{Node: &model.Node{Name: n.Name}, Delete: true}
+}
+
+func goneCIDR(n model.Name) model.Event {
+	return model.Event{ServiceCIDR: &model.ServiceCIDR{Name: n.Name}, Delete: true}
 }
