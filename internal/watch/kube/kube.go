@@ -1,6 +1,7 @@
-// Package kube follows Services, EndpointSlices, this machine's Node and ServiceCIDRs at a Kubernetes API server and sends them as
-// model values. It decides what is asked of the server, when the first state is complete, and that an object which
-// vanished while the connection was down is reported as gone; what an object means is for package convert to say.
+// Package kube follows Services, EndpointSlices, this machine's Node and ServiceCIDRs at a Kubernetes API server and
+// sends them as model values. It decides what is asked of the server, when the first state is complete, and that an
+// object which vanished while the connection was down is reported as gone; what an object means is for package convert
+// to say.
 //
 // No API object is kept: each is converted as it comes off the wire and only its name is remembered, so memory is that
 // of the model. A periodic resync from a cache has no meaning here, as there is no cache that could differ from what
