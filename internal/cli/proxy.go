@@ -20,7 +20,7 @@ are kube-proxy's, and so is the file for --config; with a file most other flags 
 Exit status: 0 stopped by SIGTERM or SIGINT, 1 failed, 2 wrong use. Under the name kube-proxy it is 1 for wrong use too.`
 
 const proxyExample = `  turnout proxy --config /var/lib/kube-proxy/config.conf
-  turnout proxy --kubeconfig /etc/kubernetes/kubelet.conf --cluster-cidr 10.244.0.0/16
+  turnout proxy --kubeconfig /var/lib/kube-proxy/kubeconfig.conf --cluster-cidr 10.244.0.0/16
   turnout proxy --manifests ./services --hostname-override node-a`
 
 func (a *app) proxyCommand() *cobra.Command {

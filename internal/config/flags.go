@@ -82,7 +82,7 @@ func (o *Options) addClient(fs *pflag.FlagSet) {
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "requests to the API server that may exceed the rate for a moment")
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "requests a second to the API server")
 	fs.DurationVar(&o.set.ConfigSyncPeriod.Duration, "config-sync-period", o.set.ConfigSyncPeriod.Duration,
-		"how often what is known is compared with the API server's list")
+		"accepted and without effect: no cache is kept that could differ from the API server's list")
 }
 
 func (o *Options) addPeriods(fs *pflag.FlagSet) {

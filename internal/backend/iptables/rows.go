@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 )
 
@@ -119,6 +120,10 @@ func (r *reader) resolve(chain string, row *backend.Row) {
 			if rule.Target.Name != "" {
 				row.Allow, ext = append(row.Allow, rule.Src.Prefix), rule.Target.Name
 			}
+		}
+		if len(row.Allow) == 0 { // nobody may come, so where it would lead cannot be told
+			row.Do, row.Reason = "drop", forward.SourceNotAllowed.String()
+			return
 		}
 		chain = ext
 	}

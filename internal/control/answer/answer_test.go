@@ -106,8 +106,8 @@ func kernelRows() []backend.Row {
 	both := []backend.RowEndpoint{{Addr: b, Share: 0.5001}, {Addr: a, Share: 0.4999}}
 	return []backend.Row{
 		{
-			Service: "shop/closed", Kind: "load-balancer", Frontend: "203.0.113.11:80", Proto: "tcp", Do: "forward",
-			Reason: "none",
+			Service: "shop/closed", Kind: "load-balancer", Frontend: "203.0.113.11:80", Proto: "tcp", Do: "drop",
+			Reason: "SourceNotAllowed",
 		},
 		{Service: "shop/empty", Frontend: "10.70.0.11:53", Proto: "udp", Do: "reject", Reason: "NoEndpoints"},
 		{Service: "shop/far:http", Frontend: ":30081", Proto: "tcp", Do: "drop", Reason: "NoLocalEndpoints"},

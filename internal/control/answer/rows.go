@@ -139,7 +139,8 @@ func setIfEmpty(s *string, value string) {
 func held(family model.Family, b *backend.Row) Row {
 	r := Row{
 		Family: family.String(), Service: b.Service, Kind: b.Kind, Frontend: frontendText(b.Frontend), Proto: b.Proto,
-		Do: b.Do, Reason: b.Reason, AffinitySeconds: seconds(b.Affinity), Filtered: len(b.Allow) > 0, Allow: texts(b.Allow),
+		Do: b.Do, Reason: b.Reason, AffinitySeconds: seconds(b.Affinity), Allow: texts(b.Allow),
+		Filtered:  len(b.Allow) > 0 || b.Reason == forward.SourceNotAllowed.String(),
 		Endpoints: rowEndpoints(b.Endpoints),
 	}
 	if r.Reason == forward.NoReason.String() {
@@ -150,10 +151,6 @@ func held(family model.Family, b *backend.Row) Row {
 	}
 	if len(b.LocalEndpoints) > 0 && !slices.Equal(b.LocalEndpoints, b.Endpoints) {
 		r.LocalEndpoints = rowEndpoints(b.LocalEndpoints)
-	}
-	if r.Do == forward.Forward.String() && len(b.Endpoints) == 0 && len(b.LocalEndpoints) == 0 {
-		// The filter in front of it lets nobody through.
-		r.Do, r.Reason, r.Filtered = forward.Drop.String(), forward.SourceNotAllowed.String(), true
 	}
 	return r
 }
