@@ -67,7 +67,7 @@ func Lookup(t *Table, p Packet) Outcome {
 		// A loopback source cannot leave the machine, so it is replaced even where the client's address is kept.
 		snat := route.SNAT == Always || ep.Addr() == src || src.IsLoopback()
 		// What comes in for an endpoint on this machine itself is delivered here: it is never sent on, so never masked.
-		if p.In != "" && t.Context.isHost(ep.Addr()) {
+		if p.In != "" && t.Context.IsHost(ep.Addr()) {
 			snat = false
 		}
 		o.Choices = append(o.Choices, Choice{Endpoint: ep.AddrPort, SNAT: snat})
@@ -112,11 +112,11 @@ func (c *Context) servesNodePorts(dst netip.Addr) bool {
 	case dst.IsLoopback():
 		return c.NodePorts.Loopback
 	}
-	return c.isHost(dst)
+	return c.IsHost(dst)
 }
 
-// isHost tells whether an address is this machine's. All loopback addresses are, also those that no interface lists.
-func (c *Context) isHost(a netip.Addr) bool {
+// IsHost tells whether an address is this machine's. All loopback addresses are, also those that no interface lists.
+func (c *Context) IsHost(a netip.Addr) bool {
 	_, ok := slices.BinarySearchFunc(c.HostAddrs, a, netip.Addr.Compare)
 	return ok || a.IsLoopback()
 }
@@ -130,7 +130,7 @@ func (c *Context) route(f *Frontend, p Packet) Route {
 				return r
 			}
 		case Node:
-			if c.isHost(p.Src.Addr()) {
+			if c.IsHost(p.Src.Addr()) {
 				return r
 			}
 		case Any:

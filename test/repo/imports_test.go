@@ -78,6 +78,12 @@ func rules() []rule {
 			reason: "a backend is a code generator: it gets a table and gives a plan",
 		},
 		{
+			in: []string{"internal/backend/ruleset"}, imports: []string{
+				"internal/backend/iptables", "internal/backend/ipvs", "internal/backend/userspace",
+			},
+			reason: "what modes share knows no mode",
+		},
+		{
 			in: []string{"internal/loop"}, imports: []string{
 				"internal/watch", "internal/kernel", "internal/config", "internal/cli", "internal/backend/iptables",
 				"internal/backend/ipvs", "internal/backend/nftables", "internal/backend/userspace",

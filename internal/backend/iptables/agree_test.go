@@ -71,13 +71,13 @@ func TestEveryRuleIsCanonical(t *testing.T) {
 						t.Fatalf("%s: rule is not canonical:\nhave %s\nwant %s", name, rule, r)
 					}
 				}
-				for _, b := range c.want.chains {
-					for rule := range b.rules() {
+				for _, b := range c.want.Chains {
+					for rule := range b.Rules() {
 						check(rule)
 					}
 				}
-				for _, j := range c.want.jumps {
-					check(j.rule)
+				for _, j := range c.want.Jumps {
+					check(j.Rule)
 				}
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 )
@@ -32,8 +33,8 @@ func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
 		}
 		if report.Err == nil {
 			b.c.acknowledge()
-			b.jumps = b.c.want.jumps
-			b.last = next.rules()
+			b.jumps = b.c.want.Jumps
+			b.last = next.Rules()
 			break
 		}
 		name, found := b.blame(payload, report.Err)
@@ -63,6 +64,6 @@ func (b *Backend) blame(payload []byte, err error) (forward.PortName, bool) {
 	if !errors.As(err, &step) || step.Line == 0 || errors.Is(err, xtables.ErrBusy) {
 		return forward.PortName{}, false
 	}
-	id, rule := lineAt(payload, step.Line)
+	id, rule := ruleset.LineAt(payload, step.Line)
 	return b.c.owner(id, rule)
 }

@@ -9,9 +9,9 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 )
@@ -21,7 +21,7 @@ type Backend struct {
 	tables xtables.Tables
 	c      *compiler
 	// jumps are those that the kernel acknowledged.
-	jumps []jump
+	jumps []ruleset.Jump
 	// last counts the rules that the last Apply wrote, by table.
 	last map[string]int
 }
@@ -42,11 +42,11 @@ func (b *Backend) Compile(t *forward.Table, d forward.Delta) []backend.Problem {
 }
 
 // Program gives the wanted program; it is for printing and must not be kept over the next Compile.
-func (b *Backend) Program() Program { return b.c.want }
+func (b *Backend) Program() ruleset.Program { return b.c.want }
 
 // Observe implements backend.Backend.
 func (b *Backend) Observe(ctx context.Context) (backend.Observed, error) {
-	o, err := observe(ctx, b.tables, b.c.opt, b.c.want.jumps == nil)
+	o, err := observe(ctx, b.tables, b.c.opt, b.c.want.Jumps == nil)
 	if err != nil {
 		return nil, err
 	}
@@ -58,26 +58,28 @@ func (b *Backend) Diff(have backend.Observed) backend.Plan {
 	if o, ok := have.(*Observation); ok {
 		return b.plan(b.diffObserved(o))
 	}
-	d := difference{}
+	d := ruleset.Difference{}
 	for id, old := range b.c.dirty {
-		now, present := b.c.want.chains[id]
-		d.changes = append(d.changes, change{id, old, chainState{now, present}})
+		now, present := b.c.want.Chains[id]
+		d.Changes = append(d.Changes, ruleset.Change{ID: id, Old: old, New: ruleset.State{Body: now, Present: present}})
 	}
-	slices.SortFunc(d.changes, func(a, b change) int { return a.id.compare(b.id) })
-	d.insert, d.remove = diffJumps(b.c.want.jumps, b.jumps)
+	d.Sort()
+	d.Insert, d.Remove = ruleset.DiffJumps(b.c.want.Jumps, b.jumps)
 	return b.plan(d)
 }
 
-func (b *Backend) plan(d difference) *plan { return &plan{difference: d, batch: b.c.opt.SectionChains} }
+func (b *Backend) plan(d ruleset.Difference) *plan {
+	return &plan{Difference: d, batch: b.c.opt.SectionChains}
+}
 
 // diffObserved also takes the observation over as what the kernel acknowledged.
-func (b *Backend) diffObserved(o *Observation) difference {
-	d := diff(b.c.want, o)
+func (b *Backend) diffObserved(o *Observation) ruleset.Difference {
+	d := ruleset.Diff(b.c.want, o.Observation)
 	clear(b.c.dirty)
-	for _, c := range d.changes {
-		b.c.dirty[c.id] = c.old
+	for _, c := range d.Changes {
+		b.c.dirty[c.ID] = c.Old
 	}
-	b.jumps = o.jumps
+	b.jumps = o.Jumps
 	return d
 }
 
@@ -93,8 +95,8 @@ func (b *Backend) Pulse(ctx context.Context) (string, error) {
 // Rules counts the rules that are wanted and those that the last Apply wrote, by table.
 func (b *Backend) Rules() (total, last map[string]int) {
 	total = map[string]int{tableFilter: b.c.rules[tableFilter], tableNAT: b.c.rules[tableNAT]}
-	for _, j := range b.c.want.jumps {
-		total[j.table]++
+	for _, j := range b.c.want.Jumps {
+		total[j.Table]++
 	}
 	return total, b.last
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
 )
 
@@ -17,28 +18,22 @@ type compiler struct {
 	compact bool
 	// endpoints is the number of pool members in the whole table: it decides the layout.
 	endpoints int
-	want      Program
+	want      ruleset.Program
 	ports     map[forward.PortName]*compiled
 	trees     [trees]*tree
 	// refused are ports that the kernel did not take; they are left out until the table gives them again.
 	refused map[forward.PortName]error
 	// dirty has the acknowledged state of every chain that is wanted otherwise.
-	dirty map[chainID]chainState
+	dirty map[ruleset.ID]ruleset.State
 	// rules counts the wanted chains' rules by table.
 	rules map[string]int
 }
 
 // compiled remembers what a port put into the program, to take it out again.
 type compiled struct {
-	chains   []chainID
+	chains   []ruleset.ID
 	dispatch []placed
 	size     int
-}
-
-// chainState is one chain as it is or was; not present is a chain that does not exist.
-type chainState struct {
-	body    body
-	present bool
 }
 
 func newCompiler(opt Options) *compiler {
@@ -46,8 +41,8 @@ func newCompiler(opt Options) *compiler {
 		opt.CompactAbove = defaultCompactAbove
 	}
 	c := &compiler{
-		opt: opt, want: newProgram(), ports: map[forward.PortName]*compiled{}, refused: map[forward.PortName]error{},
-		dirty: map[chainID]chainState{}, rules: map[string]int{},
+		opt: opt, want: ruleset.NewProgram(), ports: map[forward.PortName]*compiled{}, refused: map[forward.PortName]error{},
+		dirty: map[ruleset.ID]ruleset.State{}, rules: map[string]int{},
 	}
 	c.plant()
 	return c
@@ -68,12 +63,14 @@ func (c *compiler) plant() {
 }
 
 // set wants a chain; drop wants it gone. Both note what the kernel has instead.
-func (c *compiler) set(id chainID, b body) { c.change(id, chainState{b, true}) }
-func (c *compiler) drop(id chainID)        { c.change(id, chainState{}) }
+func (c *compiler) set(id ruleset.ID, b ruleset.Body) {
+	c.change(id, ruleset.State{Body: b, Present: true})
+}
+func (c *compiler) drop(id ruleset.ID) { c.change(id, ruleset.State{}) }
 
-func (c *compiler) change(id chainID, next chainState) {
-	old, present := c.want.chains[id]
-	was := chainState{old, present}
+func (c *compiler) change(id ruleset.ID, next ruleset.State) {
+	old, present := c.want.Chains[id]
+	was := ruleset.State{Body: old, Present: present}
 	if was == next {
 		return
 	}
@@ -85,11 +82,11 @@ func (c *compiler) change(id chainID, next chainState) {
 	if acked == next {
 		delete(c.dirty, id)
 	}
-	c.rules[id.table] += next.body.count() - old.count()
-	if next.present {
-		c.want.chains[id] = next.body
+	c.rules[id.Table] += next.Body.Count() - old.Count()
+	if next.Present {
+		c.want.Chains[id] = next.Body
 	} else {
-		delete(c.want.chains, id)
+		delete(c.want.Chains, id)
 	}
 }
 
@@ -100,7 +97,7 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 		return nil
 	}
 	names := d.Ports
-	full := c.want.jumps == nil || !sameRules(&c.ctx, &t.Context)
+	full := c.want.Jumps == nil || !sameRules(&c.ctx, &t.Context)
 	c.ctx = t.Context
 	for _, n := range names {
 		delete(c.refused, n)
@@ -108,7 +105,7 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 	}
 	if compact := c.layout(); full || compact != c.compact {
 		c.compact = compact
-		c.want.jumps = c.opt.jumps()
+		c.want.Jumps = c.opt.jumps()
 		c.fixed()
 		names = t.Names()
 		for n := range c.ports {
@@ -214,7 +211,7 @@ func (c *compiler) port(n forward.PortName, p *forward.Port) error {
 		delete(c.ports, n)
 		return nil
 	}
-	have.chains = slices.SortedFunc(maps.Keys(out.chains), chainID.compare)
+	have.chains = slices.SortedFunc(maps.Keys(out.chains), ruleset.ID.Compare)
 	have.dispatch = out.dispatch
 	return err
 }
@@ -239,33 +236,33 @@ func (c *compiler) flush() {
 	}
 	for i, t := range c.trees {
 		root, changed := t.flush(
-			func(name string, b body) { c.set(chainID{t.table, name}, b) },
-			func(name string) { c.drop(chainID{t.table, name}) })
+			func(name string, b ruleset.Body) { c.set(ruleset.In(t.table, name), b) },
+			func(name string) { c.drop(ruleset.In(t.table, name)) })
 		if changed {
-			c.set(chainID{t.table, t.root}, bodyOf(slices.Concat(head[i], root, tail[i])...))
+			c.set(ruleset.In(t.table, t.root), ruleset.BodyOf(slices.Concat(head[i], root, tail[i])...))
 		}
 	}
 }
 
 // clear wants nothing.
 func (c *compiler) clear() {
-	for id := range c.want.chains {
+	for id := range c.want.Chains {
 		c.drop(id)
 	}
-	c.want.jumps, c.endpoints, c.compact = nil, 0, false
+	c.want.Jumps, c.endpoints, c.compact = nil, 0, false
 	clear(c.ports)
 	clear(c.refused)
 	c.plant()
 }
 
 // owner finds the port that a line of the program belongs to.
-func (c *compiler) owner(id chainID, rule string) (forward.PortName, bool) {
+func (c *compiler) owner(id ruleset.ID, rule string) (forward.PortName, bool) {
 	for n, have := range c.ports {
 		if slices.Contains(have.chains, id) {
 			return n, true
 		}
 		for _, p := range have.dispatch {
-			if p.rule == rule && c.trees[p.tree].table == id.table {
+			if p.rule == rule && c.trees[p.tree].table == id.Table {
 				return n, true
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
@@ -212,12 +213,12 @@ func (t *tree) release(b *branch) {
 
 // flush renders what changed since the last call: it gives the root chain's rules if they changed, and calls write for
 // each other chain that changed and drop for each that fell away.
-func (t *tree) flush(write func(name string, b body), drop func(name string)) (root []string, changed bool) {
+func (t *tree) flush(write func(name string, b ruleset.Body), drop func(name string)) (root []string, changed bool) {
 	if !t.top.dirty {
 		return nil, false
 	}
 	written := map[string]bool{}
-	rules := t.render(t.top, nil, func(name string, b body) { written[name] = true; write(name, b) })
+	rules := t.render(t.top, nil, func(name string, b ruleset.Body) { written[name] = true; write(name, b) })
 	for _, name := range t.dropped {
 		if !written[name] { // a chain can fall away and come back before it is flushed
 			drop(name)
@@ -228,7 +229,7 @@ func (t *tree) flush(write func(name string, b body), drop func(name string)) (r
 }
 
 // render gives the rules of a branch, and writes the chains below it that changed.
-func (t *tree) render(b *branch, path []byte, write func(string, body)) []string {
+func (t *tree) render(b *branch, path []byte, write func(string, ruleset.Body)) []string {
 	b.dirty = false
 	if b.kids == nil {
 		rules := make([]string, len(b.entries))
@@ -258,7 +259,7 @@ func (t *tree) render(b *branch, path []byte, write func(string, body)) []string
 		name := dispatchChain(t.table, t.root, below)
 		if kid.dirty || kid.chain != name {
 			kid.chain = name
-			write(name, bodyOf(t.render(kid, below, write)...))
+			write(name, ruleset.BodyOf(t.render(kid, below, write)...))
 		}
 		rules = append(rules, t.matchOf(below)+"-j "+name)
 	}

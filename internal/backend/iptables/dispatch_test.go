@@ -10,18 +10,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
 // forest is what a tree has written: its chains, the root's among them.
-type forest map[string]body
+type forest map[string]ruleset.Body
 
 func (f forest) flush(t *tree) {
-	root, changed := t.flush(func(name string, b body) { f[name] = b }, func(name string) { delete(f, name) })
+	root, changed := t.flush(func(name string, b ruleset.Body) { f[name] = b }, func(name string) { delete(f, name) })
 	if changed {
-		f[t.root] = bodyOf(root...)
+		f[t.root] = ruleset.BodyOf(root...)
 	}
 }
 
@@ -30,14 +31,14 @@ func (f forest) find(tb testing.TB, family model.Family, root string, k forward.
 	tb.Helper()
 	for chain := root; ; {
 		next := ""
-		for text := range f[chain].rules() {
+		for text := range f[chain].Rules() {
 			rules++
 			r, err := xtables.ParseRule(family, text)
 			if err != nil {
 				tb.Fatal(err)
 			}
-			tr := tracer{opt: Options{Family: family}, ctx: &forward.Context{}, packet: forward.Packet{Proto: k.Proto}}
-			hit, _, err := tr.matches(r, way{dst: netip.AddrPortFrom(k.Addr, k.Port)})
+			w := ruleset.Walker{Family: family, Packet: forward.Packet{Proto: k.Proto}}
+			hit, _, err := w.Matches(r, ruleset.Way{Dst: netip.AddrPortFrom(k.Addr, k.Port)})
 			if err != nil {
 				tb.Fatal(err)
 			}
@@ -101,7 +102,7 @@ func TestDispatchTreeFindsEveryFrontendInFewRules(t *testing.T) {
 			t.Errorf("%s: a packet passes %d rules", family, worst)
 		}
 		for name, b := range f {
-			if n := len(slices.Collect(b.rules())); n > leafMax {
+			if n := len(slices.Collect(b.Rules())); n > leafMax {
 				t.Errorf("%s: chain %s has %d rules", family, name, n)
 			}
 		}
@@ -156,7 +157,7 @@ func TestAChangeInABigTreeTouchesAHandfulOfChains(t *testing.T) {
 		k := forward.Key{Addr: bigAddr(model.IPv4, 30000+i*97), Port: 80, Proto: model.TCP}
 		tree.set(keyOf(k), ruleFor(k, "NEW"))
 		touched := 0
-		tree.flush(func(string, body) { touched++ }, func(string) { touched++ })
+		tree.flush(func(string, ruleset.Body) { touched++ }, func(string) { touched++ })
 		if touched > 10 {
 			t.Errorf("one new frontend among 20,000 touches %d chains", touched)
 		}
@@ -170,10 +171,13 @@ func TestEachEndpointGetsItsShareWithinAThousandth(t *testing.T) {
 			ep := netip.AddrPortFrom(bigAddr(model.IPv4, i*13), 8080)
 			members[i] = member{endpoint: ep, before: "-p tcp ", after: "-j DNAT --to-destination " + ep.String()}
 		}
-		o := &Observation{chains: map[chainID]body{}, opt: Options{Family: model.IPv4}}
-		o.chains[chainID{tableNAT, "KUBE-SVC-X"}] = bodyOf(choose("KUBE-SVC-X", members, nil, func(name string, b body) {
-			o.chains[chainID{tableNAT, name}] = b
-		})...)
+		o := &Observation{
+			&ruleset.Observation{Chains: map[ruleset.ID]ruleset.Body{}}, Options{Family: model.IPv4},
+		}
+		rules := choose("KUBE-SVC-X", members, nil, func(name string, b ruleset.Body) {
+			o.Chains[ruleset.In(tableNAT, name)] = b
+		})
+		o.Chains[ruleset.In(tableNAT, "KUBE-SVC-X")] = ruleset.BodyOf(rules...)
 		r := reader{o: o}
 		got := r.pool("KUBE-SVC-X", 1, &backend.Row{})
 		if len(got) != n {
@@ -184,9 +188,9 @@ func TestEachEndpointGetsItsShareWithinAThousandth(t *testing.T) {
 				t.Errorf("%d endpoints: %s gets %.4f %% more than its share", n, ep.Addr, 100*off)
 			}
 		}
-		for id, b := range o.chains {
-			if rules := len(slices.Collect(b.rules())); rules > groupMax {
-				t.Errorf("%d endpoints: chain %s has %d rules", n, id.name, rules)
+		for id, b := range o.Chains {
+			if rules := len(slices.Collect(b.Rules())); rules > groupMax {
+				t.Errorf("%d endpoints: chain %s has %d rules", n, id.Name, rules)
 			}
 		}
 	}

@@ -2,10 +2,9 @@ package iptables
 
 import (
 	"fmt"
-	"net/netip"
 
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
-	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
@@ -46,46 +45,19 @@ func (o Options) masquerade() string {
 	return "-j MASQUERADE --random-fully"
 }
 
-// host gives an address as a rule shows it.
-func host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
-
-// comment gives the match that carries a text. A text that is too long for the kernel is cut in its middle: both ends
-// of "namespace/name:port what for" say more than the middle does.
-func comment(text string) string {
-	if over := len(text) - xtables.MaxComment; over > 0 {
-		keep := (xtables.MaxComment - len("...")) / 2
-		text = text[:keep] + "..." + text[len(text)-keep:]
-	}
-	return "-m comment --comment " + xtables.Quote(text) + " "
-}
-
-// hairpinMatch matches a packet whose source and destination are the same address, by a classic BPF program over its IP
-// header: an endpoint that was handed its own connection.
-//
-// It loads each 32-bit word of the source (offset 12 in IPv4, 8 in IPv6) and compares it with the destination's
-// (16 and 24). Instructions: 32 = load word at a fixed offset, 7 = copy A to X, 29 = jump if A equals X, 6 = return.
-// Source: the kernel's Documentation/networking/filter.rst; iptables-extensions(8), "bpf".
-func hairpinMatch(f model.Family) string {
-	if f == model.IPv6 {
-		return `-m bpf --bytecode "18,32 0 0 8,7 0 0 0,32 0 0 24,29 0 13 0,32 0 0 12,7 0 0 0,32 0 0 28,29 0 9 0,` +
-			`32 0 0 16,7 0 0 0,32 0 0 32,29 0 5 0,32 0 0 20,7 0 0 0,32 0 0 36,29 0 1 0,6 0 0 65535,6 0 0 0" `
-	}
-	return `-m bpf --bytecode "6,32 0 0 12,7 0 0 0,32 0 0 16,29 0 1 0,6 0 0 65535,6 0 0 0" `
-}
-
 // jumps are the rules in the built-in chains, in the order in which they are prepended. Upstream's set, and one more:
 // without the jump from OUTPUT the node itself would hang on an external address without endpoints instead of being
 // refused.
-func (o Options) jumps() []jump {
+func (o Options) jumps() []ruleset.Jump {
 	const isNew = "-m conntrack --ctstate NEW "
-	j := func(table, from, match, text, to string) jump {
+	j := func(table, from, match, text, to string) ruleset.Jump {
 		rule := match
 		if text != "" {
-			rule += comment(text)
+			rule += ruleset.Comment(text)
 		}
-		return jump{table: table, from: from, rule: rule + "-j " + to, to: to}
+		return ruleset.Jump{Table: table, From: from, Rule: rule + "-j " + to, To: to}
 	}
-	return []jump{
+	return []ruleset.Jump{
 		j(tableFilter, "INPUT", isNew, "kubernetes externally-visible service portals", chainExternal),
 		j(tableFilter, "FORWARD", isNew, "kubernetes externally-visible service portals", chainExternal),
 		j(tableFilter, "OUTPUT", isNew, "kubernetes externally-visible service portals", chainExternal),
@@ -103,28 +75,28 @@ func (o Options) jumps() []jump {
 }
 
 // fixed gives the chains that do not depend on any Service.
-func (o Options) fixed(compact bool) map[chainID]body {
+func (o Options) fixed(compact bool) map[ruleset.ID]ruleset.Body {
 	var post []string
 	if compact {
-		post = append(post, comment("kubernetes hairpin connections requiring SNAT")+"-m conntrack --ctstate DNAT "+
-			hairpinMatch(o.Family)+o.masquerade())
+		post = append(post, ruleset.Comment("kubernetes hairpin connections requiring SNAT")+"-m conntrack --ctstate DNAT "+
+			ruleset.HairpinMatch(o.Family)+o.masquerade())
 	}
 	mark := o.mark()
 	post = append(post,
 		"-m mark ! --mark "+mark+"/"+mark+" -j RETURN",
 		"-j MARK --set-xmark "+mark+"/0x0",
-		comment("kubernetes service traffic requiring SNAT")+o.masquerade())
+		ruleset.Comment("kubernetes service traffic requiring SNAT")+o.masquerade())
 	var fwd []string
 	if !o.AcceptInvalid {
 		fwd = append(fwd, "-m conntrack --ctstate INVALID -j DROP")
 	}
 	fwd = append(fwd,
-		comment("kubernetes forwarding rules")+"-m mark --mark "+mark+"/"+mark+" -j ACCEPT",
-		comment("kubernetes forwarding conntrack rule")+"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
-	return map[chainID]body{
-		{tableNAT, chainPostrouting}: bodyOf(post...),
-		{tableNAT, chainMarkMasq}:    bodyOf("-j MARK --set-xmark " + mark + "/" + mark),
-		{tableFilter, chainForward}:  bodyOf(fwd...),
+		ruleset.Comment("kubernetes forwarding rules")+"-m mark --mark "+mark+"/"+mark+" -j ACCEPT",
+		ruleset.Comment("kubernetes forwarding conntrack rule")+"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+	return map[ruleset.ID]ruleset.Body{
+		ruleset.In(tableNAT, chainPostrouting): ruleset.BodyOf(post...),
+		ruleset.In(tableNAT, chainMarkMasq):    ruleset.BodyOf("-j MARK --set-xmark " + mark + "/" + mark),
+		ruleset.In(tableFilter, chainForward):  ruleset.BodyOf(fwd...),
 	}
 }
 
@@ -135,7 +107,7 @@ func loopbackProtection(c *forward.Context) []string {
 	if !c.NodePorts.Loopback {
 		return nil
 	}
-	return []string{"! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo " + comment("block incoming localnet connections") +
+	return []string{"! -s 127.0.0.0/8 -d 127.0.0.0/8 ! -i lo " + ruleset.Comment("block incoming localnet connections") +
 		"-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"}
 }
 
@@ -151,11 +123,11 @@ func nodePortJumps(c *forward.Context, text, to string) []string {
 		case !s.Loopback:
 			loopback = "! -d 127.0.0.0/8 "
 		}
-		return []string{loopback + comment(text) + "-m addrtype --dst-type LOCAL -j " + to}
+		return []string{loopback + ruleset.Comment(text) + "-m addrtype --dst-type LOCAL -j " + to}
 	}
 	rules := make([]string, len(s.Addrs))
 	for i, a := range s.Addrs {
-		rules[i] = "-d " + host(a) + " " + comment(text) + "-j " + to
+		rules[i] = "-d " + ruleset.Host(a) + " " + ruleset.Comment(text) + "-j " + to
 	}
 	return rules
 }

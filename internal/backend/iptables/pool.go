@@ -4,6 +4,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 )
 
@@ -21,7 +22,7 @@ type member struct {
 
 // choose gives the rules that send a connection to each of the members with the same probability. Chains of groups are
 // handed to write.
-func choose(pool string, members []member, path []byte, write func(name string, b body)) []string {
+func choose(pool string, members []member, path []byte, write func(name string, b ruleset.Body)) []string {
 	if len(members) <= groupMax || len(path) >= 16 {
 		rules := make([]string, len(members))
 		for i, m := range members {
@@ -45,7 +46,7 @@ func choose(pool string, members []member, path []byte, write func(name string, 
 		default:
 			below := append(append(make([]byte, 0, len(path)+1), path...), byte(i))
 			name := groupChain(pool, below)
-			write(name, bodyOf(choose(pool, group, below, write)...))
+			write(name, ruleset.BodyOf(choose(pool, group, below, write)...))
 			rules = append(rules, share(len(group), left)+"-j "+name)
 		}
 		left -= len(group)

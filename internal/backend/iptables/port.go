@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
@@ -26,7 +27,7 @@ const (
 
 // A rendering is what one Service port adds to the program.
 type rendering struct {
-	chains map[chainID]body
+	chains map[ruleset.ID]ruleset.Body
 	// dispatch are its rules in the trees.
 	dispatch []placed
 }
@@ -55,7 +56,7 @@ func render(opt Options, ctx *forward.Context, compact bool, p *forward.Port) (r
 	r := renderer{
 		opt: opt, ctx: ctx, compact: compact, port: p,
 		name: p.Name.Service(), hash: portHash(p.Name), proto: p.Name.Proto.String(),
-		out: rendering{chains: map[chainID]body{}},
+		out: rendering{chains: map[ruleset.ID]ruleset.Body{}},
 	}
 	var errs []error
 	for i := range p.Frontends {
@@ -73,7 +74,7 @@ func render(opt Options, ctx *forward.Context, compact bool, p *forward.Port) (r
 	}
 	if hc := p.HealthCheckNodePort; hc != 0 {
 		r.place(treeHealthCheck, forward.Key{Port: hc, Proto: model.TCP}, "-p tcp "+
-			comment(r.name+" health check node port")+"-m tcp --dport "+strconv.Itoa(int(hc))+" -j ACCEPT")
+			ruleset.Comment(r.name+" health check node port")+"-m tcp --dport "+strconv.Itoa(int(hc))+" -j ACCEPT")
 	}
 	return r.out, errors.Join(errs...)
 }
@@ -83,11 +84,11 @@ func (r *renderer) place(tree int, k forward.Key, rule string) {
 }
 
 func (r *renderer) add(name string, rules ...string) {
-	id := chainID{tableNAT, name}
+	id := ruleset.In(tableNAT, name)
 	if have := r.out.chains[id]; have != "" {
 		rules = append([]string{string(have)}, rules...)
 	}
-	r.out.chains[id] = bodyOf(rules...)
+	r.out.chains[id] = ruleset.BodyOf(rules...)
 }
 
 // keyOf gives the tree key of a frontend.
@@ -99,9 +100,9 @@ func (r *renderer) key(f *forward.Frontend) forward.Key {
 func (r *renderer) at(f *forward.Frontend, text, target string) string {
 	rule := ""
 	if f.Addr.IsValid() {
-		rule = "-d " + host(f.Addr) + " "
+		rule = "-d " + ruleset.Host(f.Addr) + " "
 	}
-	return rule + "-p " + r.proto + " " + comment(text) + "-m " + r.proto + " --dport " +
+	return rule + "-p " + r.proto + " " + ruleset.Comment(text) + "-m " + r.proto + " --dport " +
 		strconv.Itoa(int(f.Port)) + " " + target
 }
 
@@ -160,14 +161,14 @@ func (r *renderer) clusterIPMasquerade(f *forward.Frontend) (string, error) {
 		return "", fmt.Errorf("cluster IP %s: routes %v have no form in this mode", f.Addr, f.Routes)
 	}
 	// The tools print a source before the destination and an interface behind it.
-	match := not + "-d " + host(f.Addr) + " "
+	match := not + "-d " + ruleset.Host(f.Addr) + " "
 	if strings.HasPrefix(pod, "-i") {
-		match = "-d " + host(f.Addr) + " " + not
+		match = "-d " + ruleset.Host(f.Addr) + " " + not
 	}
 	if r.compact {
 		return match + "-j " + chainMarkMasq, nil
 	}
-	return match + "-p " + r.proto + " " + comment(r.name+" cluster IP") + "-m " + r.proto + " --dport " +
+	return match + "-p " + r.proto + " " + ruleset.Comment(r.name+" cluster IP") + "-m " + r.proto + " --dport " +
 		strconv.Itoa(int(f.Port)) + " -j " + chainMarkMasq, nil
 }
 
@@ -224,8 +225,8 @@ func (r *renderer) externalChain(chain string, routes []forward.Route) error {
 		}
 		rules = append(rules, r.externalRoute(route, match, who)...)
 	}
-	want := bodyOf(rules...)
-	id := chainID{tableNAT, chain}
+	want := ruleset.BodyOf(rules...)
+	id := ruleset.In(tableNAT, chain)
 	if have, ok := r.out.chains[id]; ok && have != want {
 		return errors.New("external addresses with different routes have no form in this mode")
 	}
@@ -241,9 +242,9 @@ func (r *renderer) externalRoute(route forward.Route, match, who string) []strin
 			return match + target
 		}
 		if strings.HasPrefix(match, "-m") {
-			return comment(text) + match + target
+			return ruleset.Comment(text) + match + target
 		}
-		return match + comment(text) + target
+		return match + ruleset.Comment(text) + target
 	}
 	var rules []string
 	text := ""
@@ -270,7 +271,7 @@ func (r *renderer) firewallChain(f *forward.Frontend, ext string) string {
 			break
 		}
 	}
-	text := comment(r.name + " loadbalancer IP")
+	text := ruleset.Comment(r.name + " loadbalancer IP")
 	rules := make([]string, 0, len(f.Allow)+1)
 	for _, p := range f.Allow {
 		source := "-s " + p.String() + " "
@@ -280,8 +281,8 @@ func (r *renderer) firewallChain(f *forward.Frontend, ext string) string {
 		rules = append(rules, source+text+"-j "+ext)
 	}
 	rules = append(rules, strings.TrimSuffix(
-		comment("other traffic to "+r.name+" will be dropped by "+chainFirewall), " "))
-	r.out.chains[chainID{tableNAT, name}] = bodyOf(rules...)
+		ruleset.Comment("other traffic to "+r.name+" will be dropped by "+chainFirewall), " "))
+	r.out.chains[ruleset.In(tableNAT, name)] = ruleset.BodyOf(rules...)
 	return name
 }
 
@@ -300,7 +301,7 @@ func (r *renderer) pool(pool forward.Pool) {
 		sep := endpointChain(r.port.Name, ep.AddrPort)
 		label := ""
 		if !r.compact {
-			label = comment(r.name + " -> " + addr)
+			label = ruleset.Comment(r.name + " -> " + addr)
 		}
 		members[i] = member{endpoint: ep.AddrPort, before: label, after: "-j " + sep}
 		r.endpoint(sep, ep)
@@ -309,7 +310,7 @@ func (r *renderer) pool(pool forward.Pool) {
 			sticky = append(sticky, label+"-m recent --rcheck --seconds "+seconds+" --reap "+r.recent(sep)+"-j "+sep)
 		}
 	}
-	rules := append(sticky, choose(chain, members, nil, func(name string, b body) { r.add(name, string(b)) })...)
+	rules := append(sticky, choose(chain, members, nil, func(name string, b ruleset.Body) { r.add(name, string(b)) })...)
 	r.add(chain, rules...)
 }
 
@@ -327,13 +328,13 @@ func (r *renderer) endpoint(sep string, ep forward.Endpoint) {
 	label, module := "", ""
 	var rules []string
 	if !r.compact {
-		label, module = comment(r.name), "-m "+r.proto+" "
-		rules = append(rules, "-s "+host(ep.Addr())+" "+label+"-j "+chainMarkMasq)
+		label, module = ruleset.Comment(r.name), "-m "+r.proto+" "
+		rules = append(rules, "-s "+ruleset.Host(ep.Addr())+" "+label+"-j "+chainMarkMasq)
 	}
 	recent := ""
 	if r.port.Affinity > 0 {
 		recent = "-m recent --set " + r.recent(sep)
 	}
 	rules = append(rules, "-p "+r.proto+" "+label+recent+module+"-j DNAT --to-destination "+ep.AddrPort.String())
-	r.out.chains[chainID{tableNAT, sep}] = bodyOf(rules...)
+	r.out.chains[ruleset.In(tableNAT, sep)] = ruleset.BodyOf(rules...)
 }

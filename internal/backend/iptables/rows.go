@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 )
@@ -37,7 +38,7 @@ type reader struct {
 // parsed gives the rules of a chain; what cannot be read is left out.
 func (r *reader) parsed(table, chain string) []*xtables.Rule {
 	var out []*xtables.Rule
-	for text := range r.o.chains[chainID{table, chain}].rules() {
+	for text := range r.o.Chains[ruleset.In(table, chain)].Rules() {
 		if rule, err := xtables.ParseRule(r.o.opt.Family, text); err == nil {
 			out = append(out, rule)
 		}
@@ -65,7 +66,7 @@ func (r *reader) frontends(table, chain string, seen map[string]bool) {
 		row.Service, row.Kind = nameOf(rule.Comment())
 		switch {
 		case table == tableFilter && (to == "REJECT" || to == "DROP"):
-			row.Do, row.Reason = strings.ToLower(to), reasonOf(rule.Comment()).String()
+			row.Do, row.Reason = strings.ToLower(to), ruleset.ReasonOf(rule.Comment()).String()
 		case table == tableNAT && (strings.HasPrefix(to, prefixService) || strings.HasPrefix(to, prefixLocal) ||
 			strings.HasPrefix(to, prefixExternal) || strings.HasPrefix(to, prefixFirewall)):
 			row.Do = "forward"
@@ -115,17 +116,10 @@ func nameOf(comment string) (service, kind string) {
 // resolve fills in what stands behind a frontend's chain.
 func (r *reader) resolve(chain string, row *backend.Row) {
 	if strings.HasPrefix(chain, prefixFirewall) {
-		ext := ""
-		for _, rule := range r.parsed(tableNAT, chain) {
-			if rule.Target.Name != "" {
-				row.Allow, ext = append(row.Allow, rule.Src.Prefix), rule.Target.Name
-			}
-		}
-		if len(row.Allow) == 0 { // nobody may come, so where it would lead cannot be told
+		if chain = r.filter(chain, row); chain == "" {
 			row.Do, row.Reason = "drop", forward.SourceNotAllowed.String()
 			return
 		}
-		chain = ext
 	}
 	pools := []string{chain}
 	if strings.HasPrefix(chain, prefixExternal) {
@@ -145,6 +139,17 @@ func (r *reader) resolve(chain string, row *backend.Row) {
 			row.Endpoints = endpoints
 		}
 	}
+}
+
+// filter fills in who is admitted by a chain of source ranges and gives the chain behind it. A filter that lets nobody
+// in does not tell where it would lead.
+func (r *reader) filter(chain string, row *backend.Row) (behind string) {
+	for _, rule := range r.parsed(tableNAT, chain) {
+		if rule.Target.Name != "" {
+			row.Allow, behind = append(row.Allow, rule.Src.Prefix), rule.Target.Name
+		}
+	}
+	return behind
 }
 
 // pool gives the endpoints behind a chain with their shares of all connections that enter it, which get the given share.

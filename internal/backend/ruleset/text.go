@@ -1,0 +1,35 @@
+package ruleset
+
+import (
+	"net/netip"
+
+	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
+	"github.com/turnout-proxy/turnout/internal/model"
+)
+
+// Host gives an address as a rule shows it.
+func Host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+
+// Comment gives the match that carries a text. A text that is too long for the kernel is cut in its middle: both ends
+// of "namespace/name:port what for" say more than the middle does.
+func Comment(text string) string {
+	if over := len(text) - xtables.MaxComment; over > 0 {
+		keep := (xtables.MaxComment - len("...")) / 2
+		text = text[:keep] + "..." + text[len(text)-keep:]
+	}
+	return "-m comment --comment " + xtables.Quote(text) + " "
+}
+
+// HairpinMatch matches a packet whose source and destination are the same address, by a classic BPF program over its IP
+// header: an endpoint that was handed its own connection.
+//
+// It loads each 32-bit word of the source (offset 12 in IPv4, 8 in IPv6) and compares it with the destination's
+// (16 and 24). Instructions: 32 = load word at a fixed offset, 7 = copy A to X, 29 = jump if A equals X, 6 = return.
+// Source: the kernel's Documentation/networking/filter.rst; iptables-extensions(8), "bpf".
+func HairpinMatch(f model.Family) string {
+	if f == model.IPv6 {
+		return `-m bpf --bytecode "18,32 0 0 8,7 0 0 0,32 0 0 24,29 0 13 0,32 0 0 12,7 0 0 0,32 0 0 28,29 0 9 0,` +
+			`32 0 0 16,7 0 0 0,32 0 0 32,29 0 5 0,32 0 0 20,7 0 0 0,32 0 0 36,29 0 1 0,6 0 0 65535,6 0 0 0" `
+	}
+	return `-m bpf --bytecode "6,32 0 0 12,7 0 0 0,32 0 0 16,29 0 1 0,6 0 0 65535,6 0 0 0" `
+}
