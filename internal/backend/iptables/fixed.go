@@ -1,8 +1,6 @@
 package iptables
 
 import (
-	"fmt"
-
 	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/model"
@@ -35,14 +33,8 @@ const defaultCompactAbove = 1000
 // for: 10,000 chains in 2.9 s, where one section takes 5.
 const NFTSectionChains = 200
 
-// mark gives the masquerade mark as rules show it.
-func (o Options) mark() string { return fmt.Sprintf("0x%x", uint32(1)<<o.MasqueradeBit) }
-
-func (o Options) masquerade() string {
-	if o.NoRandomFully {
-		return "-j MASQUERADE"
-	}
-	return "-j MASQUERADE --random-fully"
+func (o Options) masquerading() ruleset.Masquerading {
+	return ruleset.Masquerading{Bit: o.MasqueradeBit, NoRandomFully: o.NoRandomFully}
 }
 
 // jumps are the rules in the built-in chains, in the order in which they are prepended. Upstream's set, and one more:
@@ -76,27 +68,20 @@ func (o Options) jumps() []ruleset.Jump {
 
 // fixed gives the chains that do not depend on any Service.
 func (o Options) fixed(compact bool) map[ruleset.ID]ruleset.Body {
+	m := o.masquerading()
 	var post []string
 	if compact {
-		post = append(post, ruleset.Comment("kubernetes hairpin connections requiring SNAT")+"-m conntrack --ctstate DNAT "+
-			ruleset.HairpinMatch(o.Family)+o.masquerade())
+		post = append(post, ruleset.Comment("kubernetes hairpin connections requiring SNAT")+
+			"-m conntrack --ctstate DNAT "+ruleset.HairpinMatch(o.Family)+m.Target())
 	}
-	mark := o.mark()
-	post = append(post,
-		"-m mark ! --mark "+mark+"/"+mark+" -j RETURN",
-		"-j MARK --set-xmark "+mark+"/0x0",
-		ruleset.Comment("kubernetes service traffic requiring SNAT")+o.masquerade())
 	var fwd []string
 	if !o.AcceptInvalid {
 		fwd = append(fwd, "-m conntrack --ctstate INVALID -j DROP")
 	}
-	fwd = append(fwd,
-		ruleset.Comment("kubernetes forwarding rules")+"-m mark --mark "+mark+"/"+mark+" -j ACCEPT",
-		ruleset.Comment("kubernetes forwarding conntrack rule")+"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
 	return map[ruleset.ID]ruleset.Body{
-		ruleset.In(tableNAT, chainPostrouting): ruleset.BodyOf(post...),
-		ruleset.In(tableNAT, chainMarkMasq):    ruleset.BodyOf("-j MARK --set-xmark " + mark + "/" + mark),
-		ruleset.In(tableFilter, chainForward):  ruleset.BodyOf(fwd...),
+		ruleset.In(tableNAT, chainPostrouting): ruleset.BodyOf(append(post, m.Carry()...)...),
+		ruleset.In(tableNAT, chainMarkMasq):    ruleset.BodyOf(m.SetMark()),
+		ruleset.In(tableFilter, chainForward):  ruleset.BodyOf(append(fwd, m.Forwarding()...)...),
 	}
 }
 
@@ -130,17 +115,4 @@ func nodePortJumps(c *forward.Context, text, to string) []string {
 		rules[i] = "-d " + ruleset.Host(a) + " " + ruleset.Comment(text) + "-j " + to
 	}
 	return rules
-}
-
-// fromPod and notFromPod give the match of a detector; ok is false if it knows nothing.
-func fromPod(d forward.Detector) (match string, ok bool) {
-	switch {
-	case d.CIDR.IsValid():
-		return "-s " + d.CIDR.Masked().String() + " ", true
-	case d.Interface != "":
-		return "-i " + d.Interface + " ", true
-	case d.InterfacePrefix != "":
-		return "-i " + d.InterfacePrefix + "+ ", true
-	}
-	return "", false
 }

@@ -148,7 +148,7 @@ func (r *renderer) clusterIP(f *forward.Frontend) error {
 // clusterIPMasquerade gives the rule that masks the clients of a cluster IP; "" if none are.
 func (r *renderer) clusterIPMasquerade(f *forward.Frontend) (string, error) {
 	last := f.Routes[len(f.Routes)-1]
-	pod, known := fromPod(r.ctx.Detector)
+	pod, known := ruleset.FromPod(r.ctx.Detector)
 	not := ""
 	switch {
 	case len(f.Routes) == 1 && last.SNAT == forward.Hairpin:
@@ -208,7 +208,7 @@ func (r *renderer) externalChain(chain string, routes []forward.Route) error {
 		match, ok, who := "", true, ""
 		switch route.From {
 		case forward.Pod:
-			match, ok = fromPod(r.ctx.Detector)
+			match, ok = ruleset.FromPod(r.ctx.Detector)
 			who = "pod"
 		case forward.Node:
 			match, who = "-m addrtype --src-type LOCAL ", "LOCAL"
