@@ -84,6 +84,10 @@ type Config struct {
 	// StopGrace is how long Run waits at its end for backends that do not heed their context. Default 2 s.
 	StopGrace time.Duration
 
+	// Started is called once, from Run's goroutine, when every family has synced for the first time. It must not block.
+	// Default nothing.
+	Started func()
+
 	Clock   Clock
 	Logger  *slog.Logger
 	Metrics *metric.Metrics
@@ -151,6 +155,9 @@ func (c *Config) setDefaults() {
 	orDefault(&c.VerifyPeriod, 5*time.Minute)
 	orDefault(&c.PulsePeriod, time.Second)
 	orDefault(&c.StopGrace, 2*time.Second)
+	if c.Started == nil {
+		c.Started = func() {}
+	}
 	if c.Clock == nil {
 		c.Clock = SystemClock()
 	}

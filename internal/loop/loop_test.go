@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -321,4 +322,24 @@ func TestTheInboxDoesNotGrowWithTheNumberOfEvents(t *testing.T) {
 	if got := len(b.take().items); got != 10 {
 		t.Errorf("got %d items, want 10", got)
 	}
+}
+
+func TestStartedIsToldOnceWhenEveryFamilyHasSynced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told atomic.Int32
+		r := start(t, func(c *Config) { c.Started = func() { told.Add(1) } }, model.IPv4, model.IPv6)
+		r.kernels[model.IPv6].set(func(k *fakeKernel) { k.applyTakes = 10 * time.Second })
+		r.sync(service("web", "10.96.0.1"))
+		after(5 * time.Second)
+		if told.Load() != 0 {
+			t.Error("told before the second family had synced")
+		}
+		after(10 * time.Second)
+		r.sink(service("other", "10.96.0.2"))
+		r.settle()
+		if got := told.Load(); got != 1 {
+			t.Errorf("told %d times, want once", got)
+		}
+		r.stop()
+	})
 }

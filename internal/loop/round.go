@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -302,6 +303,17 @@ func (l *Loop) fail(f *family, out outcome, w work) {
 	f.follow.failed(l, f)
 }
 
+// start notes a family's first sync, and tells when all families have had theirs.
+func (l *Loop) start(f *family) {
+	if f.started {
+		return
+	}
+	f.started = true
+	if !slices.ContainsFunc(l.families, func(f *family) bool { return !f.started }) {
+		l.cfg.Started()
+	}
+}
+
 // succeed notes that work took effect, perhaps but for some ports.
 func (l *Loop) succeed(f *family, w work, out outcome) {
 	now := l.clock.Now()
@@ -314,7 +326,8 @@ func (l *Loop) succeed(f *family, w work, out outcome) {
 			logkey.Ports, f.Builder.Table().Len(), logkey.Steps, out.report.Steps,
 			logkey.Duration, out.end.Sub(out.start))
 	}
-	f.started, f.failing, f.lastErr = true, false, nil
+	l.start(f)
+	f.failing, f.lastErr = false, nil
 	f.retry.reset()
 	l.takePorts(f, out.report.Failed, now)
 	if !w.verify || out.applied {
