@@ -15,6 +15,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/flow"
 	"github.com/turnout-proxy/turnout/internal/kernel"
 	"github.com/turnout-proxy/turnout/internal/kernel/kerneltest"
+	"github.com/turnout-proxy/turnout/internal/kernel/netlink"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
@@ -42,11 +43,11 @@ func TestKernelKeepsTheContract(t *testing.T) {
 // create makes entries in the kernel, several to a system call.
 func create(tb testing.TB, flows ...flow.Flow) {
 	tb.Helper()
-	s, err := dial()
+	s, err := netlink.Dial(unix.NETLINK_NETFILTER)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer s.close()
+	defer s.Close()
 	const some = 200
 	for part := range slices.Chunk(flows, some) {
 		var w writer
@@ -57,11 +58,11 @@ func create(tb testing.TB, flows ...flow.Flow) {
 			}
 			w.create(uint32(i+1), f, flags)
 		}
-		if err := s.send(w.buf); err != nil {
+		if err := s.Send(w.buf); err != nil {
 			tb.Fatalf("create %d entries: %v", len(part), err)
 		}
 		for done := false; !done; {
-			done, err = s.receive(func(m message) (bool, error) { return int(m.seq) == len(part), m.failure() })
+			done, err = s.Receive(func(m netlink.Message) (bool, error) { return int(m.Seq) == len(part), m.Failure() })
 			if err != nil {
 				tb.Fatalf("create %d entries: %v", len(part), err)
 			}

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/turnout-proxy/turnout/internal/flow"
+	"github.com/turnout-proxy/turnout/internal/kernel/netlink"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
@@ -42,13 +43,10 @@ const (
 
 // Sizes and masks of netlink messages. Source: linux/netlink.h.
 const (
-	headerLen = unix.SizeofNlMsghdr
 	// genLen is the length of struct nfgenmsg, which follows the header.
 	genLen   = 4
 	typeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 )
-
-func align(n int) int { return (n + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1) }
 
 func addressFamily(family model.Family) uint8 {
 	if family == model.IPv6 {
@@ -164,7 +162,7 @@ func attrs(b []byte) (kind uint16, value, rest []byte, ok bool) {
 	if n < 4 || n > len(b) {
 		return 0, nil, nil, false
 	}
-	return binary.NativeEndian.Uint16(b[2:]) & typeMask, b[4:n], b[min(align(n), len(b)):], true
+	return binary.NativeEndian.Uint16(b[2:]) & typeMask, b[4:n], b[min(netlink.Align(n), len(b)):], true
 }
 
 // read takes an entry from the payload of a message, which starts with struct nfgenmsg. ok is false if the entry is of

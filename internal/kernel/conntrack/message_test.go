@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/turnout-proxy/turnout/internal/flow"
+	"github.com/turnout-proxy/turnout/internal/kernel/netlink"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
@@ -12,7 +13,7 @@ import (
 func written(f flow.Flow) []byte {
 	var w writer
 	w.create(1, f, 0)
-	return w.buf[headerLen:]
+	return w.buf[netlink.HeaderLen:]
 }
 
 func TestAnEntryIsReadAsItWasWritten(t *testing.T) {
