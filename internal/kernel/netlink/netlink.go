@@ -71,6 +71,13 @@ func Dial(protocol int) (*Socket, error) {
 // Close ends the socket, and with it a listing that was not read to its end.
 func (s *Socket) Close() { _ = unix.Close(s.fd) } // nothing is buffered for writing: no failure could lose anything
 
+// Strict asks the kernel to heed what a listing's request says of the objects that are wanted. Kernels before 4.20
+// refuse.
+func (s *Socket) Strict() error {
+	//nolint:wrapcheck // the caller goes without it
+	return unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+}
+
 // Sent tells how many requests Batch and Dump have sent.
 func (s *Socket) Sent() int { return s.sent }
 
