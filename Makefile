@@ -64,6 +64,14 @@ test-cluster: cluster-tools ## The tests against a real API server
 cluster-tools: ## Build kube-apiserver and kube-proxy for the tests (10 minutes, once; kept in the user's cache directory)
 	$(GO) run ./test/cluster/cmd/apiserver-build kube-apiserver kube-proxy
 
+.PHONY: test-ipvs
+test-ipvs: ## The tests that need a kernel with IPVS, in a virtual machine with Debian's 6.1
+	$(GO) test -count=1 -timeout 30m ./test/vm/...
+
+.PHONY: test-kernels
+test-kernels: ## The same with 6.1 and 6.12
+	TURNOUT_KERNELS='6.1 6.12' $(GO) test -count=1 -timeout 60m ./test/vm/...
+
 .PHONY: golden
 golden: ## Write the expected outputs anew and show what changed
 	TURNOUT_UPDATE_GOLDEN=1 $(GO) test $(GOLDEN_PACKAGES)

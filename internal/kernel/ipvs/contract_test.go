@@ -53,12 +53,13 @@ func servers() []Server {
 	}
 	return []Server{
 		{web(), rr(), to("10.60.1.11:8080", "10.60.1.12:8080")},
-		{Key{Family: model.IPv4, Proto: model.UDP, Addr: at("10.70.0.1:80")}, Properties{Scheduler: "wlc"}, to("10.60.1.11:53")},
-		{Key{Family: model.IPv4, Proto: model.SCTP, Addr: at("10.70.0.1:80")}, Properties{Scheduler: "sh", Flags: Scheduler1 | Scheduler2}, nil},
-		{Key{Family: model.IPv4, Mark: 0x80001234}, Properties{Scheduler: "rr", Flags: Persistent, Timeout: 3 * time.Hour}, to("10.60.1.11:8080")},
+		{Key{Family: model.IPv4, Proto: model.UDP, Addr: web().Addr}, Properties{Scheduler: "wlc"}, to("10.60.1.11:53")},
+		{Key{Family: model.IPv4, Proto: model.SCTP, Addr: web().Addr}, Properties{"sh", Scheduler1 | Scheduler2, 0}, nil},
+		{Key{Family: model.IPv4, Mark: 0x80001234}, Properties{"rr", Persistent, 3 * time.Hour}, to("10.60.1.11:8080")},
 		{
 			Key{Family: model.IPv6, Proto: model.TCP, Addr: at("[fd70::1]:443")},
-			Properties{Scheduler: "rr", Flags: Persistent, Timeout: time.Second}, to("[fd60:1::11]:8443"),
+			Properties{Scheduler: "rr", Flags: Persistent, Timeout: time.Second},
+			to("[fd60:1::11]:8443"),
 		},
 		{Key{Family: model.IPv6, Mark: 0x80001234}, rr(), to("[fd60:1::11]:8443")},
 	}
@@ -138,7 +139,8 @@ func testContract(t *testing.T, open func(*testing.T) Table) {
 		table := open(t)
 		var want []Server
 		for i := range 1000 {
-			k := Key{Family: model.IPv4, Proto: model.TCP, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 71, byte(i >> 8), byte(i)}), 80)}
+			vip := netip.AddrFrom4([4]byte{10, 71, byte(i >> 8), byte(i)})
+			k := Key{Family: model.IPv4, Proto: model.TCP, Addr: netip.AddrPortFrom(vip, 80)}
 			want = append(want, Server{k, rr(), []Destination{{Addr: at("10.60.1.11:8080"), Weight: 1}}})
 		}
 		fill(t, table, want)
@@ -151,6 +153,9 @@ func testRefusals(t *testing.T, table Table) {
 	t.Helper()
 	none := Key{Family: model.IPv4, Proto: model.TCP, Addr: at("10.70.0.9:80")}
 	six := Key{Family: model.IPv6, Proto: model.TCP, Addr: at("10.70.0.9:80")}
+	portless := Key{Family: model.IPv4, Proto: model.TCP, Addr: at("10.70.0.9:0")}
+	both := Key{Family: model.IPv4, Mark: 1, Addr: at("10.70.0.9:1")}
+	edit := func(p Properties) Op { return Op{Verb: EditServer, Key: web(), Properties: p} }
 	there, away := at("10.60.1.11:8080"), at("10.60.1.12:8080")
 	fill(t, table, []Server{{web(), rr(), []Destination{{Addr: there, Weight: 1}}}})
 	tests := map[string]struct {
@@ -159,7 +164,7 @@ func testRefusals(t *testing.T, table Table) {
 	}{
 		"a server that is there":              {Op{Verb: AddServer, Key: web(), Properties: rr()}, ErrExists},
 		"an unknown scheduler":                {Op{Verb: AddServer, Key: none, Properties: Properties{Scheduler: "wonder"}}, ErrScheduler},
-		"another, unknown scheduler":          {Op{Verb: EditServer, Key: web(), Properties: Properties{Scheduler: "wonder"}}, ErrScheduler},
+		"another, unknown scheduler":          {edit(Properties{Scheduler: "wonder"}), ErrScheduler},
 		"a change of no server":               {Op{Verb: EditServer, Key: none, Properties: rr()}, ErrMissing},
 		"a removal of no server":              {Op{Verb: RemoveServer, Key: none}, ErrMissing},
 		"a destination of no server":          {Op{Verb: AddDestination, Key: none, To: away}, ErrMissing},
@@ -168,22 +173,22 @@ func testRefusals(t *testing.T, table Table) {
 		"a removal of no destination":         {Op{Verb: RemoveDestination, Key: web(), To: away}, ErrMissing},
 		"an address of another family":        {Op{Verb: AddServer, Key: six, Properties: rr()}, kernel.ErrInvalid},
 		"a destination of another family":     {Op{Verb: AddDestination, Key: web(), To: at("[fd60::1]:80")}, kernel.ErrInvalid},
-		"no port":                             {Op{Verb: AddServer, Key: Key{Family: model.IPv4, Proto: model.TCP, Addr: at("10.70.0.9:0")}, Properties: rr()}, kernel.ErrInvalid},
-		"a mark and an address":               {Op{Verb: RemoveServer, Key: Key{Family: model.IPv4, Mark: 1, Addr: at("10.70.0.9:1")}}, kernel.ErrInvalid},
-		"persistence without a timeout":       {Op{Verb: EditServer, Key: web(), Properties: Properties{Scheduler: "rr", Flags: Persistent}}, kernel.ErrInvalid},
-		"a long name for a scheduler":         {Op{Verb: EditServer, Key: web(), Properties: Properties{Scheduler: strings.Repeat("x", 16)}}, kernel.ErrInvalid},
-		"a timeout that is not whole seconds": {Op{Verb: EditServer, Key: web(), Properties: Properties{Scheduler: "rr", Flags: Persistent, Timeout: 1500 * time.Millisecond}}, kernel.ErrInvalid},
+		"no port":                             {Op{Verb: AddServer, Key: portless, Properties: rr()}, kernel.ErrInvalid},
+		"a mark and an address":               {Op{Verb: RemoveServer, Key: both}, kernel.ErrInvalid},
+		"persistence without a timeout":       {edit(Properties{Scheduler: "rr", Flags: Persistent}), kernel.ErrInvalid},
+		"a long name for a scheduler":         {edit(Properties{Scheduler: strings.Repeat("x", 16)}), kernel.ErrInvalid},
+		"a timeout that is not whole seconds": {edit(Properties{"rr", Persistent, 1500 * time.Millisecond}), kernel.ErrInvalid},
 	}
-	for what, tc := range tests {
-		t.Run(what, func(t *testing.T) {
-			errs := table.Apply(t.Context(), []Op{
-				{Verb: EditDestination, Key: web(), To: there, Weight: 7}, tc.op, {Verb: EditDestination, Key: web(), To: there, Weight: 1},
-			})
-			var step *StepError
-			if errs[0] != nil || errs[2] != nil || !errors.As(errs[1], &step) || !errors.Is(errs[1], tc.class) {
-				t.Errorf("got %v, want %v for the second alone", errs, tc.class)
-			}
+	for what, tc := range tests { // not as subtests, which have threads of their own, outside of the namespace
+		errs := table.Apply(t.Context(), []Op{
+			{Verb: EditDestination, Key: web(), To: there, Weight: 7},
+			tc.op,
+			{Verb: EditDestination, Key: web(), To: there, Weight: 1},
 		})
+		var step *StepError
+		if errs[0] != nil || errs[2] != nil || !errors.As(errs[1], &step) || !errors.Is(errs[1], tc.class) {
+			t.Errorf("%s: got %v, want %v for the second alone", what, errs, tc.class)
+		}
 	}
 	expect(t, table, Server{web(), rr(), []Destination{{Addr: there, Weight: 1}}})
 }

@@ -184,7 +184,7 @@ func (o Op) check() error {
 		return errors.New("the family is missing")
 	case k.Mark != 0 && (k.Addr.IsValid() || k.Proto != 0):
 		return errors.New("a server has a mark or an address")
-	case k.Mark == 0 && (!k.Addr.IsValid() || model.FamilyOf(k.Addr.Addr()) != k.Family || k.Addr.Port() == 0 || k.Proto == 0):
+	case k.Mark == 0 && (k.Proto == 0 || k.Addr.Port() == 0 || !k.Addr.IsValid() || model.FamilyOf(k.Addr.Addr()) != k.Family):
 		return fmt.Errorf("a server needs a protocol and an address of %s with a port", k.Family)
 	}
 	switch o.Verb {
@@ -198,7 +198,8 @@ func (o Op) check() error {
 			return fmt.Errorf("a scheduler's name has 1 to %d bytes", maxScheduler)
 		}
 	case AddDestination, EditDestination, RemoveDestination:
-		if !o.To.IsValid() || model.FamilyOf(o.To.Addr()) != k.Family || o.To.Addr().Zone() != "" || o.To.Port() == 0 && k.Mark == 0 {
+		a := o.To.Addr()
+		if !a.IsValid() || model.FamilyOf(a) != k.Family || a.Zone() != "" || o.To.Port() == 0 {
 			return fmt.Errorf("a destination needs an address of %s with a port", k.Family)
 		}
 	case RemoveServer:
