@@ -34,6 +34,14 @@ type Mode struct {
 	// methods of what it gives are called in that namespace, too. An error says why this machine cannot, and skips what
 	// needs it. With a nil function the mode has no real form.
 	Real func(t testing.TB, f model.Family) (Kernel, error)
+	// Gradual tells that the mode's kernel takes one object after the other. In the middle of a change a packet that is
+	// forwarded before and after may then meet part of the old and part of the new endpoints, each as either table says.
+	Gradual bool
+	// OwnsAddresses tells that the mode makes the addresses of Services this machine's own. What no frontend serves there
+	// is then refused, where others let it pass by.
+	OwnsAddresses bool
+	// NoLoopback tells that the mode leaves packets for loopback addresses alone: it serves no node ports there.
+	NoLoopback bool
 	// Exceptions are the scripts that the mode is not held to, by file name without ".txtar", each with the reason.
 	Exceptions map[string]string
 }

@@ -38,10 +38,10 @@ func agree(t *testing.T, m Mode, family model.Family, seed uint64) {
 		p := gen.Packet(seed+n<<32, table)
 		want := forward.Lookup(table, p)
 		got, err := l.b.Trace(p)
-		l.compare(m.Name+", the wanted objects", p, want, got, err)
+		l.compare(m.Name+", the wanted objects", table, p, want, got, err)
 		if traces {
 			got, err := observed.Trace(&table.Context, p)
-			l.compare(m.Name+", the kernel's objects", p, want, got, err)
+			l.compare(m.Name+", the kernel's objects", table, p, want, got, err)
 		}
 	}
 	if t.Failed() {

@@ -19,6 +19,7 @@ var errInjected = errors.New("injected failure")
 // A lane is one backend that follows a world on one kernel.
 type lane struct {
 	t      testing.TB
+	mode   Mode
 	kernel Kernel
 	b      backend.Backend
 	// enter runs a function where the kernel is: in the node's network namespace if it is a real one.
@@ -35,9 +36,9 @@ type lane struct {
 const faultShare = 10
 
 // newLane starts a backend on a kernel. The faults are the same for the same name.
-func newLane(t testing.TB, kernel Kernel, name string) *lane {
+func newLane(t testing.TB, m Mode, kernel Kernel, name string) *lane {
 	t.Helper()
-	l := &lane{t: t, kernel: kernel, enter: func(f func() error) error { return f() }}
+	l := &lane{t: t, mode: m, kernel: kernel, enter: func(f func() error) error { return f() }}
 	if name != "" {
 		h := fnv.New64a()
 		_, _ = h.Write([]byte(name)) // a hash takes everything

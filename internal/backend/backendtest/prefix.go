@@ -31,7 +31,7 @@ func (c *change) open(t testing.TB, table *forward.Table) *lane {
 			t.Fatalf("add foreign objects: %v", err)
 		}
 	}
-	l := newLane(t, kernel, "")
+	l := newLane(t, c.mode, kernel, "")
 	if table != nil {
 		l.compile(table, everything(table))
 		l.sync()

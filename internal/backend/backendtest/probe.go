@@ -280,7 +280,7 @@ func runKernel(t *testing.T, m Mode) {
 // script runs one script on the lab's node, and takes away what it leaves also if it fails.
 func (s *site) script(t *testing.T, m Mode, family model.Family, sc *script, kernel Kernel) {
 	t.Helper()
-	l := newLane(t, kernel, "")
+	l := newLane(t, m, kernel, "")
 	l.enter = s.node.Do
 	r := newRun(t, m, family, sc, l)
 	r.probe = &prober{site: s, conversations: map[string]*conversation{}}

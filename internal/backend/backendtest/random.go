@@ -42,7 +42,7 @@ func randomRun(t *testing.T, m Mode, family model.Family, seed uint64) {
 	t.Helper()
 	draw := rand.New(rand.NewPCG(seed, 7))
 	w := newWorld(settings{cfg: gen.Config(seed, family), host: gen.Host(seed)})
-	l := newLane(t, m.Fake(t, family), fmt.Sprint("random", seed))
+	l := newLane(t, m, m.Fake(t, family), fmt.Sprint("random", seed))
 	events := gen.Events(seed, randomEvents)
 	for step := uint64(0); len(events) > 0; step++ {
 		before := w.table

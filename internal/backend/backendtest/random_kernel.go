@@ -24,7 +24,7 @@ const (
 // randomKernel gives the real kernel random tables, one after the other in place, and asks about random packets.
 func (s *site) randomKernel(t *testing.T, m Mode, family model.Family, kernel Kernel) {
 	t.Helper()
-	l := newLane(t, kernel, "")
+	l := newLane(t, m, kernel, "")
 	l.enter = s.node.Do
 	defer func() {
 		if err := s.wipe(family, kernel, false); err != nil {

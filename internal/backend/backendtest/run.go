@@ -54,7 +54,7 @@ func runScripts(t *testing.T, m Mode) {
 				if s.big && testing.Short() {
 					t.Skip("takes seconds; run it without -short")
 				}
-				lane := newLane(t, m.Fake(t, family), s.name)
+				lane := newLane(t, m, m.Fake(t, family), s.name)
 				newRun(t, m, family, s, lane).all()
 			})
 		}

@@ -27,6 +27,8 @@ type Fake struct {
 	tables  map[string]*fakeTable
 	// outside are objects of other subsystems that rules may name: "set NAME" and "nfacct NAME".
 	outside map[string]bool
+	// sets tells which sets there are besides; nil for none.
+	sets func(name string) bool
 	// lacking are the matches, targets and options that are not supported.
 	lacking    map[string]bool
 	generation uint64
@@ -90,6 +92,29 @@ func (f *Fake) Define(kind, name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.outside[kind+" "+name] = true
+}
+
+// Sets lets the fake ask which IP sets there are, instead of being told by Define. The function must not call the fake.
+func (f *Fake) Sets(exists func(name string) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sets = exists
+}
+
+// Names tells whether a rule names an IP set.
+func (f *Fake) Names(set string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range f.tables {
+		for _, c := range t.chains {
+			for _, r := range c.rules {
+				if strings.Contains(r.text+" ", " "+set+" ") {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 // Lack makes the fake refuse a match, a target, or one option of either ("MASQUERADE --random-fully"), as a kernel or a
@@ -274,7 +299,7 @@ func (f *Fake) open(table string) (*section, error) {
 		}
 	}
 	return &section{
-		name: table, family: f.family, flavour: f.flavour, table: t, outside: f.outside, lacking: f.lacking,
+		name: table, family: f.family, flavour: f.flavour, table: t, outside: f.outside, sets: f.sets, lacking: f.lacking,
 		changed: map[string]*fakeChain{}, fresh: map[*Rule]bool{}, refs: map[string]int{},
 	}, nil
 }

@@ -199,7 +199,7 @@ func (s *section) admitMatch(m Match, r *Rule) error {
 }
 
 func (s *section) exists(kind, name string) error {
-	if !s.outside[kind+" "+name] {
+	if !s.outside[kind+" "+name] && (kind != "set" || s.sets == nil || !s.sets(name)) {
 		return refuse("%s %s does not exist", kind, name)
 	}
 	return nil
@@ -309,6 +309,8 @@ func targetGrammar(name string) (grammar, bool) {
 		return grammar{[]syntax{{"--set-xmark", 1}}, []string{"--set-xmark"}}, true
 	case "REJECT":
 		return grammar{[]syntax{{"--reject-with", 1}}, nil}, true
+	case "SET":
+		return grammar{[]syntax{{"--map-set", 2}, {"--map-mark", 0}}, []string{"--map-set"}}, true
 	}
 	return grammar{}, false
 }
@@ -348,6 +350,11 @@ func (s *section) admitTarget(r *Rule) error {
 		}
 	case "REJECT":
 		return admitReject(s.family, r, t.Value("--reject-with"))
+	case "SET":
+		if s.name != "mangle" {
+			return refuse("SET --map-set works in table mangle only")
+		}
+		return s.exists("set", t.Value("--map-set"))
 	}
 	return nil
 }

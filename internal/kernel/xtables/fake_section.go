@@ -15,6 +15,7 @@ type section struct {
 	flavour Flavour
 	table   *fakeTable
 	outside map[string]bool
+	sets    func(name string) bool
 	lacking map[string]bool
 	// changed holds the touched chains; nil for a removed one.
 	changed map[string]*fakeChain

@@ -168,7 +168,7 @@ func writeOptions(b *strings.Builder, options []Option) {
 // alwaysBare tells which options the tool prints without its quoting function: everything but free text.
 func alwaysBare(option string) bool {
 	switch option {
-	case "--comment", "--name", "--log-prefix", "--match-set", "--nfacct-name":
+	case "--comment", "--name", "--log-prefix", "--nfacct-name":
 		return false
 	case "--bytecode":
 		return false

@@ -1,0 +1,158 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel"
+	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
+	"github.com/turnout-proxy/turnout/internal/kernel/ipvs"
+	"github.com/turnout-proxy/turnout/internal/kernel/route"
+)
+
+// maxRefusals bounds how many ports one Apply takes out one after the other before it gives up.
+const maxRefusals = 8
+
+// Apply implements backend.Backend. It stops at the first step that failed; what was carried out is remembered, so the
+// next plan goes on from there. A port whose objects the kernel refuses as such is left out, and the rest is tried again.
+func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
+	start := time.Now()
+	report := backend.Report{}
+	next, ok := p.(*plan)
+	if !ok {
+		report.Err = fmt.Errorf("plan of type %T is not one of this mode", p)
+		return report
+	}
+	for {
+		refused := map[forward.PortName]error{}
+		report.Steps += next.Steps()
+		report.Err = b.carryOut(ctx, next, refused, &report)
+		if len(refused) == 0 {
+			break
+		}
+		if report.Failed == nil {
+			report.Failed = map[forward.PortName]error{}
+		}
+		for n, err := range refused {
+			report.Failed[n] = err
+			b.c.refuse(n, err)
+		}
+		if len(report.Failed) > maxRefusals {
+			break
+		}
+		next = b.c.plan()
+	}
+	report.Took = time.Since(start)
+	return report
+}
+
+// carryOut takes one step after the other, until one fails. Refused gets the ports that a failure is to be blamed on.
+func (b *Backend) carryOut(ctx context.Context, p *plan, refused map[forward.PortName]error, r *backend.Report) error {
+	for _, s := range p.steps {
+		if s.rules {
+			text := payload(p.rules)
+			r.Bytes += len(text)
+			if err := b.kernel.Rules.Restore(ctx, text); err != nil {
+				return fmt.Errorf("write the rules: %w", err)
+			}
+			b.c.program.held.Chains, b.c.program.held.Jumps = b.c.program.rules.Chains, b.c.program.rules.Jumps
+		}
+		if err := b.step(ctx, s, refused); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// step carries out what one edge does in one call, and notes what of it took effect.
+func (b *Backend) step(ctx context.Context, s step, refused map[forward.PortName]error) error {
+	n := notes{refused: refused}
+	for i, err := range b.kernel.Sets.Apply(ctx, s.sets) {
+		o := s.sets[i]
+		n.take(err, func() { b.c.doneSet(o, b.c.opt.Family) }, func() (forward.PortName, bool) { return b.c.ownerOfEntry(o) })
+	}
+	for i, err := range b.kernel.Servers.Apply(ctx, s.servers) {
+		o := s.servers[i]
+		if gone(o, err) {
+			err = nil
+		}
+		n.take(err, func() { b.c.doneServer(o) }, func() (forward.PortName, bool) { return b.c.ownerOfServer(o) })
+	}
+	for i, err := range b.kernel.Routes.Apply(ctx, s.routes) {
+		o := s.routes[i]
+		n.take(err, func() { b.c.doneRoute(o) }, func() (forward.PortName, bool) { return b.c.ownerOfLocal(o) })
+	}
+	return n.first
+}
+
+// notes collect what became of the changes of one step.
+type notes struct {
+	refused map[forward.PortName]error
+	first   error
+}
+
+// take notes one change: done if it took effect; else its port is refused if the kernel would refuse it again.
+func (n *notes) take(err error, done func(), owner func() (forward.PortName, bool)) {
+	if err == nil {
+		done()
+		return
+	}
+	if errors.Is(err, kernel.ErrInvalid) || errors.Is(err, kernel.ErrConflict) || errors.Is(err, ipvs.ErrScheduler) {
+		if name, found := owner(); found {
+			n.refused[name] = err
+		}
+	}
+	if n.first == nil {
+		n.first = err
+	}
+}
+
+// gone tells whether an error says that what was to be removed is not there.
+func gone(o ipvs.Op, err error) bool {
+	return errors.Is(err, ipvs.ErrMissing) && (o.Verb == ipvs.RemoveServer || o.Verb == ipvs.RemoveDestination)
+}
+
+// ownerOfEntry, ownerOfServer and ownerOfLocal find the port that an object was wanted for.
+
+func (c *compiler) ownerOfEntry(o ipset.Op) (forward.PortName, bool) {
+	name := plainName(o.Set.Name, c.opt.Family)
+	return c.find(func(have *compiled) bool {
+		for _, m := range have.members {
+			if m.member == (member{name, o.Entry}) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func (c *compiler) ownerOfServer(o ipvs.Op) (forward.PortName, bool) {
+	return c.find(func(have *compiled) bool {
+		for _, s := range have.servers {
+			if s.key == o.Key {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func (c *compiler) ownerOfLocal(o route.Op) (forward.PortName, bool) {
+	return c.find(func(have *compiled) bool {
+		return slices.Contains(have.locals, o.Addr)
+	})
+}
+
+func (c *compiler) find(is func(*compiled) bool) (forward.PortName, bool) {
+	for n, have := range c.ports {
+		if is(have) {
+			return n, true
+		}
+	}
+	return forward.PortName{}, false
+}

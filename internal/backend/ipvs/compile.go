@@ -1,0 +1,297 @@
+package ipvs
+
+import (
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/turnout-proxy/turnout/internal/backend"
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
+	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
+	"github.com/turnout-proxy/turnout/internal/kernel/ipvs"
+	"github.com/turnout-proxy/turnout/internal/model"
+)
+
+// Options are the facts that a program depends on besides the forwarding table. They stay the same as long as the
+// backend lives.
+type Options struct {
+	Family       model.Family
+	Masquerading ruleset.Masquerading
+	// Scheduler is the kernel's name for the way of choosing an endpoint; "" is "rr".
+	Scheduler string
+}
+
+const defaultScheduler = "rr"
+
+// A destination names one endpoint of a virtual server.
+type destination struct {
+	server ipvs.Key
+	addr   netip.AddrPort
+}
+
+// A program is all that is wanted of the kernel, and what it holds where that differs.
+type program struct {
+	rules ruleset.Program
+	// held are the rules that the kernel has.
+	held         ruleset.Observation
+	sets         ledger[string, ipset.Set]
+	members      ledger[member, uint32]
+	servers      ledger[ipvs.Key, ipvs.Properties]
+	destinations ledger[destination, uint16]
+	locals       ledger[netip.Addr, netip.Addr]
+}
+
+func newProgram() program {
+	return program{
+		rules: ruleset.NewProgram(), held: ruleset.Observation{Chains: map[ruleset.ID]ruleset.Body{}},
+		sets: newLedger[string, ipset.Set](), members: newLedger[member, uint32](),
+		servers: newLedger[ipvs.Key, ipvs.Properties](), destinations: newLedger[destination, uint16](),
+		locals: newLedger[netip.Addr, netip.Addr](),
+	}
+}
+
+// A compiler keeps the wanted program up to date with a forwarding table. Its work for a change is proportional to the
+// change, but for a change of this machine's addresses, which renders the ports again that depend on them.
+type compiler struct {
+	opt Options
+	ctx forward.Context
+	// begun tells that there is a table.
+	begun   bool
+	program program
+	ports   map[forward.PortName]*compiled
+	// refused are ports that the kernel did not take; they are left out until the table gives them again.
+	refused map[forward.PortName]error
+	// users counts, for each address that is made local, the frontends that need it.
+	users map[netip.Addr]int
+	marks map[uint32]forward.Key
+	// foreign are virtual servers of others, as they were seen last.
+	foreign map[ipvs.Key]bool
+}
+
+// compiled is a port as it was rendered last, to take it out again.
+type compiled struct {
+	port *forward.Port
+	rendering
+}
+
+func newCompiler(opt Options) *compiler {
+	if opt.Scheduler == "" {
+		opt.Scheduler = defaultScheduler
+	}
+	return &compiler{
+		opt: opt, program: newProgram(), ports: map[forward.PortName]*compiled{},
+		refused: map[forward.PortName]error{}, users: map[netip.Addr]int{}, marks: map[uint32]forward.Key{},
+		foreign: map[ipvs.Key]bool{},
+	}
+}
+
+// update takes a change of the table. Nil wants nothing at all.
+func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
+	if t == nil {
+		c.clear()
+		return nil
+	}
+	for _, n := range d.Ports {
+		delete(c.refused, n)
+	}
+	names := c.touched(t, d.Ports)
+	if !c.begun || c.ctx.Detector != t.Context.Detector {
+		c.program.rules = ruleset.Program{Chains: c.opt.chains(t.Context.Detector), Jumps: c.opt.jumps()}
+	}
+	for _, s := range sets() {
+		c.program.sets.set(s, spec(s, c.opt.Family))
+	}
+	before := c.ctx
+	c.ctx, c.begun = t.Context, true
+	if source := c.source(); source != sourceOf(&before) {
+		for a := range c.users {
+			c.program.locals.set(a, source)
+		}
+	}
+	// A frontend can pass from one port to another, so all are taken out before any is put in.
+	for _, n := range names {
+		c.retract(n)
+	}
+	var problems []backend.Problem
+	for _, n := range names {
+		if err := c.put(t, n); err != nil {
+			problems = append(problems, backend.Problem{Port: n, Reason: "CannotExpress", Err: err})
+		}
+	}
+	return problems
+}
+
+// touched gives the ports that must be rendered anew: those that changed, those whose node ports an address of theirs
+// hides or lays open, and those that depend on this machine's addresses if these changed.
+func (c *compiler) touched(t *forward.Table, changed []forward.PortName) []forward.PortName {
+	seen := map[forward.PortName]bool{}
+	for _, n := range changed {
+		seen[n] = true
+		hides(t, t.Port(n), seen)
+		hides(t, c.last(n), seen)
+	}
+	if c.begun && !sameAddresses(&c.ctx, &t.Context) {
+		for n, have := range c.ports {
+			if have.port != nil && dependsOnHost(have.port, &c.ctx, &t.Context) {
+				seen[n] = true
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(seen), forward.PortName.Compare)
+}
+
+// hides adds the ports whose node ports have the number of an address of a port's.
+func hides(t *forward.Table, p *forward.Port, found map[forward.PortName]bool) {
+	if p == nil {
+		return
+	}
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		if n, ok := t.Owner(forward.Key{Port: f.Port, Proto: p.Name.Proto}); ok && f.Addr.IsValid() {
+			found[n] = true
+		}
+	}
+}
+
+// last gives a port as it was rendered last, or nil.
+func (c *compiler) last(n forward.PortName) *forward.Port {
+	if have := c.ports[n]; have != nil {
+		return have.port
+	}
+	return nil
+}
+
+func sameAddresses(a, b *forward.Context) bool {
+	return slices.Equal(a.HostAddrs, b.HostAddrs) && a.NodePorts.All == b.NodePorts.All &&
+		slices.Equal(a.NodePorts.Addrs, b.NodePorts.Addrs)
+}
+
+// dependsOnHost tells whether a port is rendered otherwise when this machine's addresses change.
+func dependsOnHost(p *forward.Port, before, after *forward.Context) bool {
+	return slices.ContainsFunc(p.Frontends, func(f forward.Frontend) bool {
+		return !f.Addr.IsValid() || before.IsHost(f.Addr) != after.IsHost(f.Addr)
+	})
+}
+
+// source gives the address that this machine's own connections to Services come from.
+func (c *compiler) source() netip.Addr { return sourceOf(&c.ctx) }
+
+func sourceOf(ctx *forward.Context) netip.Addr {
+	for _, a := range ctx.HostAddrs {
+		if a.IsGlobalUnicast() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// retract takes out what a port put in.
+func (c *compiler) retract(n forward.PortName) {
+	have := c.ports[n]
+	if have == nil {
+		return
+	}
+	p := &c.program
+	for _, s := range have.servers {
+		p.servers.drop(s.key)
+		for _, ep := range s.endpoints {
+			p.destinations.drop(destination{s.key, ep.AddrPort})
+		}
+	}
+	for _, m := range have.members {
+		p.members.drop(m.member)
+	}
+	for _, a := range have.locals {
+		if c.users[a]--; c.users[a] == 0 {
+			delete(c.users, a)
+			p.locals.drop(a)
+			p.members.drop(member{setAddresses, ipset.Entry{Addr: a}})
+		}
+	}
+	for _, m := range have.members {
+		if m.mark != 0 {
+			delete(c.marks, m.mark)
+		}
+	}
+	delete(c.ports, n)
+}
+
+// put renders a port, or leaves it out.
+func (c *compiler) put(t *forward.Table, n forward.PortName) error {
+	port, left := t.Port(n), c.refused[n]
+	if port == nil || left != nil {
+		return nil //nolint:nilerr // that the kernel refused it was reported then
+	}
+	r := renderer{opt: c.opt, ctx: &c.ctx, table: t, mark: c.mark, port: port}
+	out, err := r.render()
+	if err != nil {
+		for _, m := range out.members {
+			if m.mark != 0 {
+				delete(c.marks, m.mark)
+			}
+		}
+		return err
+	}
+	c.ports[n] = &compiled{port, out}
+	p := &c.program
+	for _, s := range out.servers {
+		p.servers.set(s.key, s.how)
+		for _, ep := range s.endpoints {
+			p.destinations.set(destination{s.key, ep.AddrPort}, 1)
+		}
+	}
+	for _, m := range out.members {
+		p.members.set(m.member, m.mark)
+	}
+	for _, a := range out.locals {
+		c.users[a]++
+		p.locals.set(a, c.source())
+		p.members.set(member{setAddresses, ipset.Entry{Addr: a}}, 0)
+	}
+	return nil
+}
+
+// dropMark is the bit that a node's firewall drops marked packets by, as upstream's and the kubelet's do.
+const dropMark = 0x8000
+
+// mark gives the mark of a frontend's virtual server for pods and this machine. It follows from the frontend, so that a
+// restarted process finds its own, unless another frontend has it already.
+func (c *compiler) mark(k forward.Key) uint32 {
+	for salt := byte(0); ; salt++ {
+		h := fnv.New32a()
+		addr := k.Addr.As16()
+		_, _ = h.Write(append(addr[:], byte(k.Port>>8), byte(k.Port), byte(k.Proto), salt)) // a hash takes everything
+		mark := h.Sum32() &^ (dropMark | 1<<c.opt.Masquerading.Bit)
+		other, taken := c.marks[mark]
+		if mark == 0 || taken && other != k || c.foreign[ipvs.Key{Family: c.opt.Family, Mark: mark}] {
+			continue
+		}
+		c.marks[mark] = k
+		return mark
+	}
+}
+
+// refuse leaves a port out because the kernel did not take it.
+func (c *compiler) refuse(n forward.PortName, err error) {
+	c.refused[n] = err
+	c.retract(n)
+}
+
+// clear wants nothing.
+func (c *compiler) clear() {
+	p := &c.program
+	p.rules = ruleset.NewProgram()
+	p.sets.clear()
+	p.members.clear()
+	p.servers.clear()
+	p.destinations.clear()
+	p.locals.clear()
+	c.begun = false
+	c.ctx = forward.Context{}
+	clear(c.ports)
+	clear(c.refused)
+	clear(c.users)
+	clear(c.marks)
+}

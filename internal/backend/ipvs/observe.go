@@ -1,0 +1,129 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
+	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
+	"github.com/turnout-proxy/turnout/internal/kernel/ipvs"
+)
+
+// An Observation is what the kernel holds of this mode, whoever wrote it: a former run of this program or upstream's.
+// Sets are named as in IPv4.
+type Observation struct {
+	opt     Options
+	rules   *ruleset.Observation
+	sets    map[string]ipset.Set
+	members map[member]uint32
+	servers map[ipvs.Key]ipvs.Properties
+	// destinations are those of our servers.
+	destinations map[destination]ipvs.Destination
+	locals       map[netip.Addr]netip.Addr
+	// foreign are the virtual servers of others.
+	foreign map[ipvs.Key]bool
+}
+
+// observe reads the kernel.
+func observe(ctx context.Context, k Kernel, opt Options) (*Observation, error) {
+	o := &Observation{
+		opt: opt, sets: map[string]ipset.Set{}, members: map[member]uint32{}, servers: map[ipvs.Key]ipvs.Properties{},
+		destinations: map[destination]ipvs.Destination{}, locals: map[netip.Addr]netip.Addr{}, foreign: map[ipvs.Key]bool{},
+	}
+	var err error
+	o.rules, err = ruleset.Observe(ctx, k.Rules, ruleset.Scope{
+		Family: opt.Family, Tables: []string{ruleset.Filter, ruleset.NAT, ruleset.Mangle}, Ours: ours,
+		Jumps: append(opt.jumps(), upstreamJumps()...),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the rules: %w", err)
+	}
+	if err := o.readSets(ctx, k.Sets); err != nil {
+		return nil, err
+	}
+	servers, err := k.Servers.List(ctx, opt.Family)
+	if err != nil {
+		return nil, fmt.Errorf("read the virtual servers: %w", err)
+	}
+	owned := o.owner()
+	for _, s := range servers {
+		if !owned(s.Key) {
+			o.foreign[s.Key] = true
+			continue
+		}
+		o.servers[s.Key] = s.Properties
+		for _, d := range s.Destinations {
+			o.destinations[destination{s.Key, d.Addr}] = d
+		}
+	}
+	locals, err := k.Routes.List(ctx, opt.Family)
+	if err != nil {
+		return nil, fmt.Errorf("read the local routes: %w", err)
+	}
+	for _, l := range locals {
+		o.locals[l.Addr] = l.Source
+	}
+	return o, nil
+}
+
+func (o *Observation) readSets(ctx context.Context, t ipset.Table) error {
+	plain := map[string]string{}
+	var names []string
+	for _, s := range slices.Concat(sets(), upstreamSets()) {
+		name := setName(s, o.opt.Family)
+		plain[name] = s
+		names = append(names, name)
+	}
+	contents, err := t.Read(ctx, names)
+	if err != nil {
+		return fmt.Errorf("read the sets: %w", err)
+	}
+	for _, c := range contents {
+		s := plain[c.Name]
+		o.sets[s] = c.Set
+		for e, mark := range c.Entries {
+			o.members[member{s, e}] = mark
+		}
+	}
+	return nil
+}
+
+// owner tells our virtual servers, and upstream's, from others': a set has each of ours before it is made.
+func (o *Observation) owner() func(ipvs.Key) bool {
+	marks := map[uint32]bool{}
+	for m, mark := range o.members {
+		if m.set == setSplit {
+			marks[mark] = true
+			marks[mark|1<<o.opt.Masquerading.Bit] = true
+		}
+	}
+	return func(k ipvs.Key) bool {
+		if k.Mark != 0 {
+			return marks[k.Mark]
+		}
+		e := ipset.Entry{Addr: k.Addr.Addr(), Proto: k.Proto, Port: k.Addr.Port()}
+		for _, s := range []string{setServed, setNotPods, setAll, "KUBE-EXTERNAL-IP-LOCAL", "KUBE-LOAD-BALANCER"} {
+			if _, has := o.members[member{s, e}]; has {
+				return true
+			}
+		}
+		for _, s := range []string{"KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-UDP"} {
+			if _, has := o.members[member{s, ipset.Entry{Port: k.Addr.Port()}}]; has {
+				return true
+			}
+		}
+		_, has := o.members[member{"KUBE-NODE-PORT-SCTP-HASH", e}]
+		return has
+	}
+}
+
+// Objects counts what is ours.
+func (o *Observation) Objects() map[string]int {
+	chains, rules := o.rules.Count()
+	return map[string]int{
+		"chain": chains, "rule": rules, "set": len(o.sets), "entry": len(o.members), "virtual server": len(o.servers),
+		"destination": len(o.destinations), "local route": len(o.locals),
+	}
+}
