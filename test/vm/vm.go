@@ -157,7 +157,7 @@ func (g *guest) args() []string {
 		"-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
 		"-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
 		"-device", "virtio-serial-pci",
-		"-chardev", "file,id=output,path=/dev/stdout", "-device", "virtserialport,chardev=output,name=output",
+		"-chardev", "file,id=output,path=/dev/stdout,append=on", "-device", "virtserialport,chardev=output,name=output",
 		"-chardev", "file,id=status,path=" + g.status(), "-device", "virtserialport,chardev=status,name=status",
 	}
 	if g.Network {

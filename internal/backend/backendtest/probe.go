@@ -91,6 +91,9 @@ func (p *prober) flush(r *run) {
 
 // cannot tells why the lab cannot show what happens to a packet; "" if it can.
 func (p *prober) cannot(r *run, k forward.Packet, want forward.Outcome) string {
+	if r.mode.NoLoopback && k.Dst.Addr().IsLoopback() {
+		return "the mode leaves packets for loopback addresses alone"
+	}
 	if k.Proto == model.SCTP && !netns.SCTP() {
 		return "this kernel has no SCTP sockets"
 	}

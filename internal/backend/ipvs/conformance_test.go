@@ -3,6 +3,8 @@ package ipvs_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,6 +17,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
 	edge "github.com/turnout-proxy/turnout/internal/kernel/ipvs"
 	"github.com/turnout-proxy/turnout/internal/kernel/route"
+	"github.com/turnout-proxy/turnout/internal/kernel/sysctl"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
@@ -28,49 +31,77 @@ func mode() backendtest.Mode {
 		Name: "ipvs", Families: []model.Family{model.IPv4, model.IPv6}, Gradual: true, OwnsAddresses: true,
 		NoLoopback: true,
 		Fake:       func(_ testing.TB, f model.Family) backendtest.Kernel { return newFake(f) },
+		Real:       func(_ testing.TB, f model.Family) (backendtest.Kernel, error) { return newReal(f) },
 	}
 }
 
-// fake lends the fakes of all edges to the suite, as one kernel.
-type fake struct {
-	family  model.Family
-	rules   *xtables.Fake
-	sets    *ipset.Fake
-	servers *edge.Fake
-	routes  *route.Fake
+// kernel lends the edges to the suite, as one kernel.
+type kernel struct {
+	ipvs.Kernel
+	family model.Family
+	// fail sets the faults of fakes; nil for real edges.
+	fail func(ask func(op string) error)
 }
 
-func newFake(f model.Family) *fake {
-	k := &fake{
-		family: f, rules: xtables.NewFake(f, xtables.Legacy), sets: ipset.NewFake(), servers: edge.NewFake("rr"),
-		routes: route.NewFake(nil),
+func newFake(f model.Family) *kernel {
+	rules, sets := xtables.NewFake(f, xtables.Legacy), ipset.NewFake()
+	servers, routes := edge.NewFake("rr"), route.NewFake(nil)
+	rules.Sets(sets.Has)
+	sets.Used(rules.Names)
+	return &kernel{
+		Kernel: ipvs.Kernel{Rules: rules, Sets: sets, Servers: servers, Routes: routes}, family: f,
+		fail: func(ask func(op string) error) {
+			sets.Fail(ask)
+			servers.Fail(ask)
+			routes.Fail(ask)
+			if ask == nil {
+				rules.Fail(nil)
+				return
+			}
+			rules.Fail(func(op string, _ int) error { return ask(op) })
+		},
 	}
-	k.rules.Sets(k.sets.Has)
-	k.sets.Used(k.rules.Names)
-	return k
 }
 
-func (k *fake) Open() backend.Backend {
-	return ipvs.New(ipvs.Kernel{Rules: k.rules, Sets: k.sets, Servers: k.servers, Routes: k.routes},
-		ipvs.Options{Family: k.family, Masquerading: ruleset.Masquerading{Bit: 14}})
-}
-
-func (k *fake) Fail(ask func(op string) error) {
-	k.sets.Fail(ask)
-	k.servers.Fail(ask)
-	k.routes.Fail(ask)
-	if ask == nil {
-		k.rules.Fail(nil)
-		return
+// newReal opens the edges of the kernel itself, and sets what the mode needs of it.
+func newReal(f model.Family) (*kernel, error) {
+	ctx := context.Background()
+	servers, err := edge.Open(ctx)
+	if err != nil {
+		return nil, err
 	}
-	k.rules.Fail(func(op string, _ int) error { return ask(op) })
+	rules, err := xtables.Open(f, xtables.Legacy)
+	if err != nil {
+		return nil, err
+	}
+	tree := sysctl.New(sysctl.ProcSys)
+	for _, name := range []string{"conntrack", "expire_nodest_conn", "expire_quiescent_template"} {
+		if _, err := tree.Ensure("net/ipv4/vs/"+name, "1"); err != nil {
+			return nil, err
+		}
+	}
+	return &kernel{
+		Kernel: ipvs.Kernel{Rules: rules, Sets: ipset.NewKernel(), Servers: servers, Routes: route.Kernel{}}, family: f,
+	}, nil
+}
+
+func (k *kernel) Open() backend.Backend {
+	return ipvs.New(k.Kernel, ipvs.Options{Family: k.family, Masquerading: ruleset.Masquerading{Bit: 14}})
+}
+
+func (k *kernel) Fail(ask func(op string) error) {
+	if k.fail != nil {
+		k.fail(ask)
+	}
 }
 
 // Dump gives all objects. An empty table of rules counts as none: the tools make one by looking.
-func (k *fake) Dump() (string, error) {
+func (k *kernel) Dump() (string, error) {
+	ctx := context.Background()
 	var text strings.Builder
+	var sets []string
 	for _, table := range []string{"filter", "nat", "mangle"} {
-		data, err := k.rules.Save(context.Background(), table)
+		data, err := k.Rules.Save(ctx, table)
 		if err != nil {
 			return "", err
 		}
@@ -88,11 +119,39 @@ func (k *fake) Dump() (string, error) {
 			}
 		}
 	}
-	return text.String() + k.sets.Dump() + k.servers.Dump() + k.routes.Dump(), nil
+	for _, name := range ipvs.SetNames(k.family) {
+		sets = append(sets, name, "MY-SET")
+	}
+	slices.Sort(sets)
+	contents, err := k.Sets.Read(ctx, slices.Compact(sets))
+	if err != nil {
+		return "", err
+	}
+	for _, c := range contents {
+		text.WriteString("set " + c.Set.String() + "\n")
+		for _, e := range slices.SortedFunc(maps.Keys(c.Entries), ipset.Entry.Compare) {
+			fmt.Fprintf(&text, "  %s mark %#x\n", e, c.Entries[e])
+		}
+	}
+	servers, err := k.Servers.List(ctx, k.family)
+	if err != nil {
+		return "", err
+	}
+	slices.SortFunc(servers, func(a, b edge.Server) int { return a.Compare(b.Key) })
+	for _, s := range servers {
+		fmt.Fprintf(&text, "server %s %s\n", s.Key, s.Properties)
+		slices.SortFunc(s.Destinations, func(a, b edge.Destination) int { return a.Addr.Compare(b.Addr) })
+		for _, d := range s.Destinations {
+			fmt.Fprintf(&text, "  -> %s weight %d\n", d.Addr, d.Weight)
+		}
+	}
+	routes, err := k.Routes.List(ctx, k.family)
+	fmt.Fprintf(&text, "routes %v\n", routes)
+	return text.String(), err
 }
 
 // foreignServers are those of a load balancer on the node, one of a mark.
-func (k *fake) foreignServers() []edge.Key {
+func (k *kernel) foreignServers() []edge.Key {
 	addr := "192.0.2.200:8443"
 	if k.family == model.IPv6 {
 		addr = "[2001:db8:200::8]:8443"
@@ -102,7 +161,7 @@ func (k *fake) foreignServers() []edge.Key {
 	}
 }
 
-func (k *fake) AddForeign() error {
+func (k *kernel) AddForeign() error {
 	ctx := context.Background()
 	var ops []edge.Op
 	for _, key := range k.foreignServers() {
@@ -113,9 +172,8 @@ func (k *fake) AddForeign() error {
 		}
 	}
 	mine := ipset.Set{Name: "MY-SET", Type: ipset.HashIP, Family: k.family, MaxElem: 10}
-	k.routes.SetForeign(k.foreignServers()[0].Addr.Addr())
-	return errors.Join(append(append(k.servers.Apply(ctx, ops), k.sets.Apply(ctx, []ipset.Op{{Verb: ipset.Create, Set: mine}})...),
-		k.rules.Restore(ctx, []byte(`*filter
+	return errors.Join(append(append(k.Servers.Apply(ctx, ops), k.Sets.Apply(ctx, []ipset.Op{{Verb: ipset.Create, Set: mine}})...),
+		k.Rules.Restore(ctx, []byte(`*filter
 :MY-CHAIN - [0:0]
 -A FORWARD -j MY-CHAIN
 -A MY-CHAIN -m set --match-set MY-SET src -j RETURN
@@ -123,22 +181,21 @@ COMMIT
 `)))...)
 }
 
-func (k *fake) RemoveForeign() error {
+func (k *kernel) RemoveForeign() error {
 	ctx := context.Background()
-	err := k.rules.Restore(ctx, []byte("*filter\n-D FORWARD -j MY-CHAIN\n-F MY-CHAIN\n-X MY-CHAIN\nCOMMIT\n"))
-	k.routes.SetForeign()
+	err := k.Rules.Restore(ctx, []byte("*filter\n-D FORWARD -j MY-CHAIN\n-F MY-CHAIN\n-X MY-CHAIN\nCOMMIT\n"))
 	var ops []edge.Op
 	for _, key := range k.foreignServers() {
 		ops = append(ops, edge.Op{Verb: edge.RemoveServer, Key: key})
 	}
 	gone := []ipset.Op{{Verb: ipset.Destroy, Set: ipset.Set{Name: "MY-SET"}}}
-	return errors.Join(append(append(k.servers.Apply(ctx, ops), k.sets.Apply(ctx, gone)...), err)...)
+	return errors.Join(append(append(k.Servers.Apply(ctx, ops), k.Sets.Apply(ctx, gone)...), err)...)
 }
 
 // Damage takes away jumps, as a firewall does that flushes its tables, and virtual servers, as "ipvsadm -C" does.
-func (k *fake) Damage() error {
+func (k *kernel) Damage() error {
 	ctx := context.Background()
-	data, err := k.rules.Save(ctx, "nat")
+	data, err := k.Rules.Save(ctx, "nat")
 	if err != nil {
 		return err
 	}
@@ -152,7 +209,7 @@ func (k *fake) Damage() error {
 			payload += "-F " + c.Name + "\n"
 		}
 	}
-	servers, err := k.servers.List(ctx, k.family)
+	servers, err := k.Servers.List(ctx, k.family)
 	if err != nil {
 		return err
 	}
@@ -160,5 +217,5 @@ func (k *fake) Damage() error {
 	for _, s := range servers {
 		ops = append(ops, edge.Op{Verb: edge.RemoveServer, Key: s.Key})
 	}
-	return errors.Join(append(k.servers.Apply(ctx, ops), k.rules.Restore(ctx, []byte(payload+"COMMIT\n")))...)
+	return errors.Join(append(k.Servers.Apply(ctx, ops), k.Rules.Restore(ctx, []byte(payload+"COMMIT\n")))...)
 }

@@ -48,6 +48,15 @@ func upstreamSets() []string {
 	}
 }
 
+// SetNames gives the names of all sets of this mode in a family.
+func SetNames(f model.Family) []string {
+	var out []string
+	for _, s := range sets() {
+		out = append(out, setName(s, f))
+	}
+	return out
+}
+
 // setName gives a set's name in a family, as upstream forms it.
 func setName(name string, f model.Family) string {
 	if f == model.IPv6 {
