@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-//go:embed init.sh
+//go:embed init
 var initScript string
 
 // A kernel is one that is unpacked and ready to boot.
@@ -166,12 +166,17 @@ func (k *kernel) writeInitrd(ctx context.Context) error {
 		names = append(names, name)
 	}
 	a.file("modules/order", []byte(strings.Join(names, "\n")+"\n"))
-	half := k.initrd + ".half"
-	const readable = 0o644
-	if err := os.WriteFile(half, a.close(), readable); err != nil {
+	// Others may do the same at the moment: each writes a file of its own, and the last one stays.
+	half, err := os.CreateTemp(filepath.Dir(k.initrd), "initrd-")
+	if err != nil {
 		return fmt.Errorf("write the initial file system: %w", err)
 	}
-	if err := os.Rename(half, k.initrd); err != nil {
+	defer func() { _ = os.Remove(half.Name()) }() // gone already if all went well
+	_, err = half.Write(a.close())
+	if err := errors.Join(err, half.Close()); err != nil {
+		return fmt.Errorf("write the initial file system: %w", err)
+	}
+	if err := os.Rename(half.Name(), k.initrd); err != nil {
 		return fmt.Errorf("write the initial file system: %w", err)
 	}
 	return nil

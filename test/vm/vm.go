@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-//go:embed guest.sh
+//go:embed guest
 var guestScript string
 
 // A Config says what kind of machine a program runs in. The zero value of each field stands for the default given.
@@ -119,7 +119,7 @@ func writeJob(dir string, c Config, k *kernel, argv []string) error {
 	for _, a := range argv {
 		job.WriteString(" " + quote(a))
 	}
-	files := map[string]string{"guest.sh": guestScript, "job.sh": job.String() + "\n", "modules": k.modules}
+	files := map[string]string{"guest": guestScript, "job.sh": job.String() + "\n", "modules": k.modules}
 	if c.Network {
 		files["network"] = ""
 	}
