@@ -46,6 +46,13 @@ type Backend interface {
 	Pulse(ctx context.Context) (string, error)
 }
 
+// A Waiter is a backend with work for later, as taking away an endpoint whose connections have ended.
+type Waiter interface {
+	// Wake gives the time from which Diff(nil) may have something to do though nothing was compiled; zero is never. It is
+	// called by whoever calls the other methods.
+	Wake() time.Time
+}
+
 // A Problem is one Service port that a mode cannot serve as asked.
 type Problem struct {
 	Port   forward.PortName

@@ -62,8 +62,17 @@ func (b *Backend) carryOut(ctx context.Context, p *plan, refused map[forward.Por
 			}
 			b.c.program.held.Chains, b.c.program.held.Jumps = b.c.program.rules.Chains, b.c.program.rules.Jumps
 		}
-		if err := b.step(ctx, s, refused); err != nil {
+		if !s.leave {
+			if err := b.step(ctx, s, refused); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := b.leave(ctx, s.servers, refused); err != nil {
 			return err
+		}
+		if len(b.c.remainder().servers) > 0 { // what follows must leave alone what these need
+			return b.carryOut(ctx, b.c.plan(), refused, r)
 		}
 	}
 	return nil

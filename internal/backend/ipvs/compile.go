@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/turnout-proxy/turnout/internal/backend"
 	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
@@ -21,6 +22,10 @@ type Options struct {
 	Masquerading ruleset.Masquerading
 	// Scheduler is the kernel's name for the way of choosing an endpoint; "" is "rr".
 	Scheduler string
+	// Drain is how long a TCP endpoint that goes may keep its connections; 0 is 15 minutes.
+	Drain time.Duration
+	// Now is the clock; nil is the machine's.
+	Now func() time.Time
 }
 
 const defaultScheduler = "rr"
@@ -66,8 +71,14 @@ type compiler struct {
 	// users counts, for each address that is made local, the frontends that need it.
 	users map[netip.Addr]int
 	marks map[uint32]forward.Key
+	// protocols has those of the marks' frontends.
+	protocols map[uint32]model.Protocol
 	// foreign are virtual servers of others, as they were seen last.
 	foreign map[ipvs.Key]bool
+	// draining are endpoints that only keep their connections, each with the end of its time; nextPoll is when to look at
+	// them.
+	draining map[destination]time.Time
+	nextPoll time.Time
 }
 
 // compiled is a port as it was rendered last, to take it out again.
@@ -80,10 +91,16 @@ func newCompiler(opt Options) *compiler {
 	if opt.Scheduler == "" {
 		opt.Scheduler = defaultScheduler
 	}
+	if opt.Drain == 0 {
+		opt.Drain = defaultDrain
+	}
+	if opt.Now == nil {
+		opt.Now = time.Now //nolint:forbidigo // the clock's edge
+	}
 	return &compiler{
 		opt: opt, program: newProgram(), ports: map[forward.PortName]*compiled{},
 		refused: map[forward.PortName]error{}, users: map[netip.Addr]int{}, marks: map[uint32]forward.Key{},
-		foreign: map[ipvs.Key]bool{},
+		foreign: map[ipvs.Key]bool{}, protocols: map[uint32]model.Protocol{}, draining: map[destination]time.Time{},
 	}
 }
 
@@ -268,7 +285,7 @@ func (c *compiler) mark(k forward.Key) uint32 {
 		if mark == 0 || taken && other != k || c.foreign[ipvs.Key{Family: c.opt.Family, Mark: mark}] {
 			continue
 		}
-		c.marks[mark] = k
+		c.marks[mark], c.protocols[mark] = k, k.Proto
 		return mark
 	}
 }
@@ -294,4 +311,5 @@ func (c *compiler) clear() {
 	clear(c.refused)
 	clear(c.users)
 	clear(c.marks)
+	clear(c.draining)
 }

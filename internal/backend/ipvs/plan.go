@@ -31,6 +31,8 @@ type step struct {
 	rules   bool
 	servers []ipvs.Op
 	routes  []route.Op
+	// leave tells that the servers' changes take away.
+	leave bool
 }
 
 // Empty tells that nothing is to be done.
@@ -96,9 +98,10 @@ func (c *compiler) plan() *plan {
 	out := &plan{rules: ruleset.Diff(p.rules, &p.held), clean: !c.begun}
 	rules := step{rules: true}
 	made, gone := c.setSteps()
-	adds, drops := c.memberOps(true), c.memberOps(false)
-	servers := c.serverOps()
-	locals := c.localOps()
+	stay := c.remainder()
+	adds, drops := c.memberOps(true, stay), c.memberOps(false, stay)
+	servers := c.serverOps(stay)
+	locals := c.localOps(stay)
 	out.add(step{sets: made})
 	out.add(step{sets: pick(adds, setServed, setAddresses, setAllowed, setFiltered, setNotPods, setAll, setSplit, setHealth)})
 	if !out.clean {
@@ -108,8 +111,8 @@ func (c *compiler) plan() *plan {
 	out.add(step{sets: pick(adds, setDropped)})
 	out.add(step{routes: locals.come})
 	out.add(step{sets: pick(drops, setDropped)})
+	out.add(step{servers: servers.leave, leave: true})
 	out.add(step{routes: locals.leave})
-	out.add(step{servers: servers.leave})
 	if out.clean {
 		out.add(rules)
 	}
@@ -161,13 +164,13 @@ func (c *compiler) replace(name string, want ipset.Set) []ipset.Op {
 
 // memberOps gives the entries to be added, or those to be removed, by their sets. What goes with its whole set is left
 // out.
-func (c *compiler) memberOps(add bool) map[string][]ipset.Op {
+func (c *compiler) memberOps(add bool, stay remainder) map[string][]ipset.Op {
 	l := &c.program.members
 	out := map[string][]ipset.Op{}
 	for m := range l.held {
 		want := l.wanted(m)
 		set, there := c.program.sets.want[m.set]
-		if want.there != add || !there {
+		if want.there != add || !there || !add && stay.keeps(c, m) {
 			continue
 		}
 		verb := ipset.Remove
@@ -194,13 +197,15 @@ func pick(ops map[string][]ipset.Op, names ...string) []ipset.Op {
 // movement is what comes or changes, and what goes.
 type movement[T any] struct{ come, leave []T }
 
-func (c *compiler) serverOps() movement[ipvs.Op] {
+func (c *compiler) serverOps(stay remainder) movement[ipvs.Op] {
 	var out movement[ipvs.Op]
 	p := &c.program
 	for k, held := range p.servers.held {
 		switch want := p.servers.wanted(k); {
 		case !want.there:
-			out.leave = append(out.leave, ipvs.Op{Verb: ipvs.RemoveServer, Key: k})
+			if !stay.servers[k] {
+				out.leave = append(out.leave, ipvs.Op{Verb: ipvs.RemoveServer, Key: k})
+			}
 		case held.there:
 			out.come = append(out.come, ipvs.Op{Verb: ipvs.EditServer, Key: k, Properties: want.value})
 		default:
@@ -211,7 +216,7 @@ func (c *compiler) serverOps() movement[ipvs.Op] {
 		o := ipvs.Op{Key: d.server, To: d.addr}
 		switch want := p.destinations.wanted(d); {
 		case !want.there:
-			if p.servers.wanted(d.server).there { // else it goes with its server
+			if p.servers.wanted(d.server).there && !c.waits(d) { // else it goes with its server, or later
 				o.Verb = ipvs.RemoveDestination
 				out.leave = append(out.leave, o)
 			}
@@ -232,13 +237,15 @@ func compareServerOps(a, b ipvs.Op) int {
 	return cmp.Or(a.Key.Compare(b.Key), cmp.Compare(a.Verb, b.Verb), a.To.Compare(b.To))
 }
 
-func (c *compiler) localOps() movement[route.Op] {
+func (c *compiler) localOps(stay remainder) movement[route.Op] {
 	var out movement[route.Op]
 	l := &c.program.locals
 	for a, held := range l.held {
 		want := l.wanted(a)
 		o := route.Op{Verb: route.Add, Local: route.Local{Addr: a, Source: want.value}}
 		switch {
+		case !want.there && stay.addrs[a]:
+			continue
 		case !want.there:
 			o.Verb = route.Remove
 			out.leave = append(out.leave, o)
@@ -268,6 +275,7 @@ func (c *compiler) observed(o *Observation) {
 	p.destinations.observe(weights)
 	p.locals.observe(o.locals)
 	c.foreign = o.foreign
+	c.takeDraining(o)
 }
 
 // done takes over what a set's change made of it.
@@ -316,6 +324,9 @@ func (c *compiler) doneServer(o ipvs.Op) {
 		p.servers.acknowledge(o.Key, state[ipvs.Properties]{o.Properties, true})
 	case ipvs.RemoveServer:
 		p.servers.acknowledge(o.Key, state[ipvs.Properties]{})
+		if !p.servers.wanted(o.Key).there {
+			delete(c.protocols, o.Key.Mark&^c.masqueradeMark())
+		}
 		for d := range p.destinations.held {
 			if d.server == o.Key {
 				p.destinations.acknowledge(d, state[uint16]{})
@@ -323,6 +334,9 @@ func (c *compiler) doneServer(o ipvs.Op) {
 		}
 	case ipvs.AddDestination, ipvs.EditDestination:
 		p.destinations.acknowledge(d, state[uint16]{o.Weight, true})
+		if o.Weight > 0 { // it is back
+			delete(c.draining, d)
+		}
 	case ipvs.RemoveDestination:
 		p.destinations.acknowledge(d, state[uint16]{})
 	}

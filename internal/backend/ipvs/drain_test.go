@@ -1,0 +1,258 @@
+package ipvs_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/turnout-proxy/turnout/internal/backend/ipvs"
+	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
+	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
+	edge "github.com/turnout-proxy/turnout/internal/kernel/ipvs"
+	"github.com/turnout-proxy/turnout/internal/kernel/route"
+	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
+	"github.com/turnout-proxy/turnout/internal/model"
+)
+
+// A drainLab is one backend on fakes with a clock that is set by hand.
+type drainLab struct {
+	t       *testing.T
+	rules   *xtables.Fake
+	sets    *ipset.Fake
+	servers *edge.Fake
+	routes  *route.Fake
+	now     time.Time
+	b       *ipvs.Backend
+}
+
+func newDrainLab(t *testing.T) *drainLab {
+	t.Helper()
+	l := &drainLab{
+		t: t, rules: xtables.NewFake(model.IPv4, xtables.Legacy), sets: ipset.NewFake(), servers: edge.NewFake("rr"),
+		routes: route.NewFake(nil), now: time.Unix(1000, 0),
+	}
+	l.rules.Sets(l.sets.Has)
+	l.restart()
+	return l
+}
+
+// restart begins with a process that knows nothing.
+func (l *drainLab) restart() {
+	l.b = ipvs.New(ipvs.Kernel{Rules: l.rules, Sets: l.sets, Servers: l.servers, Routes: l.routes}, ipvs.Options{
+		Family: model.IPv4, Masquerading: ruleset.Masquerading{Bit: 14}, Drain: time.Minute, Now: func() time.Time { return l.now },
+	})
+}
+
+// web gives the table of a Service with the given endpoints; none at all is no Service.
+func web(proto model.Protocol, endpoints ...string) *forward.Table {
+	s := model.NewSnapshot()
+	var d model.Dirty
+	name := model.Name{Namespace: "shop", Name: "web"}
+	part := &model.EndpointSlice{
+		Name: name, Service: name.Name, Family: model.IPv4, Ports: []model.SlicePort{{Protocol: proto, Port: 8080}},
+	}
+	for _, e := range endpoints {
+		part.Endpoints = append(part.Endpoints, model.Endpoint{Addr: netip.MustParseAddr(e), Ready: true, Serving: true})
+	}
+	if len(endpoints) > 0 {
+		s.Apply(model.Event{Service: &model.Service{
+			Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.70.0.1")},
+			Ports: []model.ServicePort{{Protocol: proto, Port: 80}},
+		}}, &d)
+		s.Apply(model.Event{Slice: part}, &d)
+	}
+	host := forward.Host{Addrs: []netip.Addr{netip.MustParseAddr("10.20.0.11")}}
+	table, _ := forward.Build(forward.Config{Family: model.IPv4, NodeName: "na"}, s, host)
+	return table
+}
+
+// sync applies a table as a loop does; with read it starts from what the kernel holds.
+func (l *drainLab) sync(table *forward.Table, read bool) {
+	l.t.Helper()
+	names := table.Names()
+	if len(names) == 0 {
+		names = []forward.PortName{{Name: model.Name{Namespace: "shop", Name: "web"}, Proto: model.TCP}}
+	}
+	l.b.Compile(table, forward.Delta{Ports: names, Context: true})
+	plan := l.b.Diff(nil)
+	if read {
+		have, err := l.b.Observe(l.t.Context())
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		plan = l.b.Diff(have)
+	}
+	if r := l.b.Apply(l.t.Context(), plan); !r.OK() {
+		l.t.Fatal(r.Err, r.Failed)
+	}
+}
+
+// expect checks the servers' destinations, as "ADDRESS weight N".
+func (l *drainLab) expect(when string, want ...string) {
+	l.t.Helper()
+	var got []string
+	for line := range strings.Lines(l.servers.Dump()) {
+		if after, ok := strings.CutPrefix(strings.TrimSpace(line), "-> "); ok {
+			got = append(got, after)
+		}
+	}
+	if strings.Join(got, ", ") != strings.Join(want, ", ") {
+		l.t.Errorf("%s: destinations %v, want %v", when, got, want)
+	}
+	if p := l.b.Diff(nil); !p.Empty() {
+		l.t.Errorf("%s: the next plan is not empty:\n%s", when, p)
+	}
+}
+
+func (l *drainLab) connect(endpoint string, active, inactive uint32) {
+	l.t.Helper()
+	k := edge.Key{Family: model.IPv4, Proto: model.TCP, Addr: netip.MustParseAddrPort("10.70.0.1:80")}
+	if err := l.servers.Connect(k, netip.MustParseAddrPort(endpoint), active, inactive); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+const (
+	first, second = "10.60.1.11", "10.60.1.12"
+	atFirst       = first + ":8080"
+	serving       = " weight 1"
+	draining      = " weight 0"
+	atSecond      = second + ":8080"
+)
+
+func TestAnEndpointKeepsItsConnectionsUntilTheyEnd(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.TCP, first, second), true)
+	l.connect(atFirst, 3, 1)
+	l.sync(web(model.TCP, second), false)
+	l.expect("with connections", atFirst+draining, atSecond+serving)
+	l.connect(atFirst, 0, 0)
+	if wake := l.b.Wake(); wake.IsZero() || wake.After(l.now.Add(time.Minute)) {
+		t.Errorf("to be woken at %s, want within a minute", wake)
+	}
+	l.now = l.b.Wake()
+	l.sync(web(model.TCP, second), false)
+	l.expect("when they had ended", atSecond+serving)
+	if wake := l.b.Wake(); !wake.IsZero() {
+		t.Errorf("to be woken at %s when nothing drains", wake)
+	}
+}
+
+func TestDrainingHasAnEnd(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.TCP, first, second), true)
+	l.connect(atFirst, 1, 0)
+	for range 10 {
+		l.sync(web(model.TCP, second), false)
+		l.now = l.now.Add(10 * time.Second)
+	}
+	l.sync(web(model.TCP, second), false)
+	l.expect("after its time", atSecond+serving)
+}
+
+func TestAnEndpointThatComesBackIsRaisedInPlace(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.TCP, first, second), true)
+	l.connect(atFirst, 1, 0)
+	l.sync(web(model.TCP, second), false)
+	l.sync(web(model.TCP, first, second), false)
+	l.expect("back", atFirst+serving, atSecond+serving)
+	l.now = l.now.Add(time.Hour)
+	l.expect("later", atFirst+serving, atSecond+serving)
+}
+
+func TestARestartedProcessGoesOnWithWhatDrains(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.TCP, first, second), true)
+	l.connect(atFirst, 1, 0)
+	l.sync(web(model.TCP, second), false)
+	for range 2 {
+		l.restart()
+		l.sync(web(model.TCP, second), true)
+		l.expect("after a restart", atFirst+draining, atSecond+serving)
+	}
+	l.connect(atFirst, 0, 0)
+	l.now = l.b.Wake()
+	l.sync(web(model.TCP, second), true)
+	l.expect("when they had ended", atSecond+serving)
+}
+
+func TestAServiceThatGoesKeepsItsConnections(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.TCP, first, second), true)
+	l.connect(atSecond, 2, 0)
+	l.sync(web(model.TCP), false)
+	l.expect("with connections", atSecond+draining)
+	for _, need := range []string{"10.70.0.1", "KUBE-IPVS-SERVED"} {
+		if text := l.routes.Dump() + l.sets.Dump(); !strings.Contains(text, need) {
+			t.Errorf("%s is gone while connections live:\n%s", need, text)
+		}
+	}
+	l.connect(atSecond, 0, 0)
+	l.now = l.b.Wake()
+	l.sync(web(model.TCP), false)
+	l.expect("when they had ended")
+	if text := l.servers.Dump() + l.routes.Dump(); text != "" {
+		t.Errorf("left when the last connection had ended:\n%s", text)
+	}
+}
+
+func TestUDPEndpointsGoAtOnce(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.UDP, first, second), true)
+	k := edge.Key{Family: model.IPv4, Proto: model.UDP, Addr: netip.MustParseAddrPort("10.70.0.1:80")}
+	if err := l.servers.Connect(k, netip.MustParseAddrPort(atFirst), 5, 5); err != nil {
+		t.Fatal(err)
+	}
+	l.sync(web(model.UDP, second), false)
+	l.expect("at once", atSecond+serving)
+}
+
+// A change of an endpoint costs the same number of messages with any number of Services.
+func TestAChangeCostsTheSameAtAnySize(t *testing.T) {
+	costs := map[int]int{}
+	for _, n := range []int{10, 1000, 10000} {
+		l := newDrainLab(t)
+		builder, s := forward.NewBuilder(forward.Config{Family: model.IPv4, NodeName: "na"}), model.NewSnapshot()
+		host := forward.Host{Addrs: []netip.Addr{netip.MustParseAddr("10.20.0.11")}}
+		slice := func(i int, last byte) *model.EndpointSlice {
+			name := model.Name{Namespace: "bench", Name: "svc-" + netip.AddrFrom4([4]byte{0, 0, byte(i >> 8), byte(i)}).String()}
+			return &model.EndpointSlice{
+				Name: name, Service: name.Name, Family: model.IPv4, Ports: []model.SlicePort{{Protocol: model.TCP, Port: 8080}},
+				Endpoints: []model.Endpoint{
+					{Addr: netip.AddrFrom4([4]byte{10, 60, 1, 1}), Ready: true, Serving: true},
+					{Addr: netip.AddrFrom4([4]byte{10, 60, 1, last}), Ready: true, Serving: true},
+				},
+			}
+		}
+		var d model.Dirty
+		for i := range n {
+			part := slice(i, 2)
+			s.Apply(model.Event{Service: &model.Service{
+				Name: part.Name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 70, byte(i >> 8), byte(i)})},
+				Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+			}}, &d)
+			s.Apply(model.Event{Slice: part}, &d)
+		}
+		builder.Update(s, model.Dirty{Node: true}, host)
+		l.sync(builder.Table(), true)
+		before := l.servers.Sent() + l.sets.Sent() + l.routes.Sent()
+		restores := l.rules.Counts().Restores
+		d = model.Dirty{}
+		s.Apply(model.Event{Slice: slice(n/2, 3)}, &d)
+		l.b.Compile(builder.Table(), builder.Update(s, d, host))
+		if r := l.b.Apply(t.Context(), l.b.Diff(nil)); !r.OK() {
+			t.Fatal(r.Err, r.Failed)
+		}
+		costs[n] = l.servers.Sent() + l.sets.Sent() + l.routes.Sent() - before
+		if now := l.rules.Counts().Restores; now != restores {
+			t.Errorf("%d Services: a change of an endpoint wrote rules", n)
+		}
+	}
+	const most = 4 // add one, take the weight of another, count its connections, remove it
+	if costs[10] > most || costs[1000] != costs[10] || costs[10000] != costs[10] {
+		t.Errorf("messages for a change, by the number of Services: %v, want the same and at most %d", costs, most)
+	}
+}
