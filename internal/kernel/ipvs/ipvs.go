@@ -1,20 +1,20 @@
 // Package ipvs makes and lists the kernel's virtual servers (IPVS) over generic netlink. It decides nothing: which
 // servers there are, and which of them are ours, is for the modes to say.
 //
-// Read Table first; Kernel is the real thing, Fake the one for tests, and one contract test runs on both. Changes go out
-// in batches, each with its own answer.
+// Read Table first, then Engine, which is about IPVS as a whole; Kernel is the real thing, Fake the one for tests, and one
+// contract test runs on both. Changes go out in batches, each with its own answer. Nothing here removes what it was not
+// told to: there is no way to flush.
 package ipvs
 
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"strconv"
 	"time"
 
-	"github.com/turnout-proxy/turnout/internal/kernel"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
@@ -63,15 +63,29 @@ type Properties struct {
 	// Scheduler is the kernel's name for the way of choosing a destination, as "rr".
 	Scheduler string
 	Flags     Flags
-	// Timeout is how long a client without connections stays at its destination, in whole seconds, if Persistent is set.
+	// Timeout is how long a client without connections stays at its destination, if Persistent is set: whole seconds, at
+	// most maxTimeout. It is 0 otherwise.
 	Timeout time.Duration
+	// Prefix is how many leading bits of an address make one client, if Persistent is set: 1 to 31 in IPv4, 1 to 127 in
+	// IPv6. 0 stands for all of them. A listing gives OddPrefix for a server of others with a mask that has no length.
+	Prefix uint8
 }
+
+// OddPrefix stands for a mask that is no prefix, or an empty one, which the kernel takes in IPv4.
+const OddPrefix = 255
+
+// maxTimeout is the longest time that every kernel keeps. It counts ticks in 32 bits, up to 1000 a second, and of a longer
+// time it takes the remainder without a word.
+const maxTimeout = math.MaxUint32 / 1000 * time.Second
 
 // String gives the properties as ipvsadm(8) names them.
 func (p Properties) String() string {
 	text := p.Scheduler
 	if p.Flags&Persistent != 0 {
 		text += " persistent " + strconv.Itoa(int(p.Timeout/time.Second))
+	}
+	if p.Prefix != 0 {
+		text += " prefix " + strconv.Itoa(int(p.Prefix))
 	}
 	if rest := p.Flags &^ Persistent; rest != 0 {
 		text += " flags 0x" + strconv.FormatUint(uint64(rest), 16)
@@ -86,10 +100,11 @@ type Server struct {
 	Destinations []Destination
 }
 
-// A Method is how packets come to a destination.
+// A Method is how packets come to a destination. Source: linux/ip_vs.h, IP_VS_CONN_F_FWD_MASK.
 type Method uint8
 
-// Masquerade translates the address; the others are met at servers of others only.
+// Masquerade translates the address, Tunnel wraps the packet, Route sends it as it is. The others can be met at servers of
+// others, but not asked for: the kernel takes any number without a word.
 const (
 	Masquerade Method = 0
 	LocalNode  Method = 1
@@ -98,13 +113,39 @@ const (
 	Bypass     Method = 4
 )
 
+// String gives the words of dumps and messages.
+func (m Method) String() string {
+	names := [...]string{"masquerade", "local", "tunnel", "route", "bypass"}
+	if int(m) < len(names) {
+		return names[m]
+	}
+	return "method-" + strconv.Itoa(int(m))
+}
+
 // A Destination is one real server of a virtual server.
 type Destination struct {
-	Addr   netip.AddrPort
-	Weight uint16 // 0 gets no new connections
+	// Addr may be of the other family than the server's if Method is Tunnel.
+	Addr netip.AddrPort
+	// Weight is the share of new connections; 0 gets none. A listing gives 65535 for what is more.
+	Weight uint16
 	Method Method
+	// Upper is the number of connections from which on it gets no new ones, 0 for no bound; Lower the number below which
+	// it gets some again, at most Upper, 0 for three quarters of that. Both are at most maxThreshold.
+	Upper, Lower uint32
 	// Active and Inactive count the kernel's connections to it, Persistent its clients that stay.
 	Active, Inactive, Persistent uint32
+}
+
+// String gives the address, the weight, and of the rest what is not the default, but no counts.
+func (d Destination) String() string {
+	text := d.Addr.String() + " weight " + strconv.Itoa(int(d.Weight))
+	if d.Method != Masquerade {
+		text += " " + d.Method.String()
+	}
+	if d.Upper != 0 || d.Lower != 0 {
+		text += fmt.Sprintf(" upper %d lower %d", d.Upper, d.Lower)
+	}
+	return text
 }
 
 // A Verb says what an Op does.
@@ -123,94 +164,59 @@ const (
 
 // String gives the words of messages.
 func (v Verb) String() string {
-	return [...]string{
-		"nothing", "add virtual server", "change virtual server", "remove virtual server", "add destination",
+	names := [...]string{
+		"do nothing", "add virtual server", "change virtual server", "remove virtual server", "add destination",
 		"change destination", "remove destination",
-	}[v]
+	}
+	if int(v) < len(names) {
+		return names[v]
+	}
+	return names[0]
 }
 
-// An Op is one change. Properties are used by AddServer and EditServer, To and Weight by those of destinations; the
-// method is always Masquerade.
+// An Op is one change. Properties are used by AddServer and EditServer, To by those of destinations, and what follows by
+// AddDestination and EditDestination; it means what it means in Destination.
 type Op struct {
 	Verb       Verb
 	Key        Key
 	Properties Properties
 	To         netip.AddrPort
 	Weight     uint16
+	Method     Method
+	// Upper and Lower are set to what is given, 0 included.
+	Upper, Lower uint32
 }
 
 func (o Op) object() string {
 	switch o.Verb {
 	case AddServer, EditServer:
 		return o.Key.String() + " " + o.Properties.String()
-	case RemoveServer:
-		return o.Key.String()
 	case AddDestination, EditDestination, RemoveDestination:
+		return o.Key.String() + " -> " + o.To.String()
+	case RemoveServer:
 	}
-	return o.Key.String() + " -> " + o.To.String()
+	return o.Key.String()
 }
 
 // Table is the virtual servers of a network namespace.
 type Table interface {
-	// List gives the servers of a family with their destinations, whoever made them.
+	// List gives the servers of a family with their destinations, whoever made them, sorted by Key and by address. It
+	// costs one message, one for each server, and one more if a server has no destination. A server that vanishes
+	// meanwhile is left out. The kernel does not tell when its table changes while it is listed: one that is changed by
+	// others may then be missing, and is found the next time.
 	List(ctx context.Context, family model.Family) ([]Server, error)
 
-	// Destinations gives those of one server, none if there is no such server.
+	// Servers gives them without destinations, for one message.
+	Servers(ctx context.Context, family model.Family) ([]Server, error)
+
+	// Destinations gives those of one server, sorted by address, and none if there is no such server.
 	Destinations(ctx context.Context, k Key) ([]Destination, error)
 
 	// Apply carries out changes in their order and tells what became of each: nil, or an error of type *StepError. An Op
-	// that fails does not stop the ones after it.
+	// that fails does not stop the ones after it. Each costs one message, and up to 500 go out with one system call.
 	Apply(ctx context.Context, ops []Op) []error
-}
 
-// What an Op may meet besides the classes of package kernel.
-var (
-	// ErrExists: there is such a server or destination.
-	ErrExists = errors.New("it is there already")
-	// ErrMissing: there is no such server or destination.
-	ErrMissing = errors.New("there is none")
-	// ErrScheduler: the kernel does not know the scheduler and could not load it.
-	ErrScheduler = errors.New("the kernel lacks the scheduler")
-)
-
-// StepError is how every function here reports a refusal.
-type StepError = kernel.StepError
-
-// check tells what is wrong with an Op before the kernel sees it; nil if nothing is.
-func (o Op) check() error {
-	k := o.Key
-	switch {
-	case k.Family != model.IPv4 && k.Family != model.IPv6:
-		return errors.New("the family is missing")
-	case k.Mark != 0 && (k.Addr.IsValid() || k.Proto != 0):
-		return errors.New("a server has a mark or an address")
-	case k.Mark == 0 && (k.Proto == 0 || k.Addr.Port() == 0 || !k.Addr.IsValid() || model.FamilyOf(k.Addr.Addr()) != k.Family):
-		return fmt.Errorf("a server needs a protocol and an address of %s with a port", k.Family)
-	}
-	switch o.Verb {
-	case AddServer, EditServer:
-		p := o.Properties
-		persistent := p.Flags&Persistent != 0
-		if p.Flags&^allFlags != 0 || persistent != (p.Timeout >= time.Second) || p.Timeout%time.Second != 0 {
-			return errors.New("flags and timeout do not fit")
-		}
-		if p.Scheduler == "" || len(p.Scheduler) > maxScheduler {
-			return fmt.Errorf("a scheduler's name has 1 to %d bytes", maxScheduler)
-		}
-	case AddDestination, EditDestination, RemoveDestination:
-		a := o.To.Addr()
-		if !a.IsValid() || model.FamilyOf(a) != k.Family || a.Zone() != "" || o.To.Port() == 0 {
-			return fmt.Errorf("a destination needs an address of %s with a port", k.Family)
-		}
-	case RemoveServer:
-	}
-	return nil
-}
-
-// maxScheduler is the longest name of a scheduler: IP_VS_SCHEDNAME_MAXLEN less the zero byte.
-const maxScheduler = 15
-
-// refusal gives an error its object, its class and what to do about it.
-func refusal(v Verb, object string, err error, reason string, class error) error {
-	return &StepError{Op: v.String(), Object: object, Reason: reason, Class: class, Err: err}
+	// Connections hands over the connections of both families until yield says false, in no order and in memory that
+	// does not grow with their number. What comes or goes meanwhile may be missing or be there twice.
+	Connections(ctx context.Context, yield func(Connection) bool) error
 }

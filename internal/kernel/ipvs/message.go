@@ -1,10 +1,12 @@
 package ipvs
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
+	mathbits "math/bits"
 	"net/netip"
 	"time"
 
@@ -28,9 +30,18 @@ const (
 	cmdSetDest   = 6
 	cmdDelDest   = 7
 	cmdGetDest   = 8
+	cmdSetConfig = 12
+	cmdGetConfig = 13
+	cmdGetInfo   = 15
 
-	attrServer = 1
-	attrDest   = 2
+	attrServer        = 1
+	attrDest          = 2
+	attrTimeoutTCP    = 4
+	attrTimeoutTCPFin = 5
+	attrTimeoutUDP    = 6
+
+	infoVersion = 1
+	infoBuckets = 2
 
 	serverFamily    = 1
 	serverProto     = 2
@@ -109,25 +120,56 @@ func putProperties(ae *attr.AttributeEncoder, f model.Family, p Properties) {
 	flags := binary.NativeEndian.AppendUint32(nil, uint32(p.Flags))
 	ae.Bytes(serverFlags, binary.NativeEndian.AppendUint32(flags, math.MaxUint32)) // the mask: all of them
 	ae.Uint32(serverTimeout, uint32(p.Timeout/time.Second))
-	// Each client stays by itself: a mask of all bits in IPv4, a length in IPv6.
-	mask := uint32(math.MaxUint32)
-	if f == model.IPv6 {
-		mask = 128
+	ae.Bytes(serverNetmask, mask(f, p.Prefix))
+}
+
+// mask gives a prefix as the kernel has it: a mask in network byte order in IPv4, a length in IPv6.
+func mask(f model.Family, prefix uint8) []byte {
+	n := int(prefix)
+	if n == 0 {
+		n = bits(f)
 	}
-	ae.Uint32(serverNetmask, mask)
+	if f == model.IPv6 {
+		return binary.NativeEndian.AppendUint32(nil, uint32(n))
+	}
+	return binary.BigEndian.AppendUint32(nil, ^uint32(0)<<(32-n))
+}
+
+// prefixOf is the inverse of mask.
+func prefixOf(f model.Family, b []byte) uint8 {
+	if len(b) != 4 {
+		return OddPrefix
+	}
+	n := int(binary.NativeEndian.Uint32(b))
+	if f == model.IPv4 {
+		n = mathbits.LeadingZeros32(^binary.BigEndian.Uint32(b))
+	}
+	switch {
+	case n == bits(f):
+		return 0
+	case n == 0 || n > bits(f) || !bytes.Equal(mask(f, uint8(n)), b):
+		return OddPrefix
+	}
+	return uint8(n)
+}
+
+func putTimeouts(ae *attr.AttributeEncoder, t Timeouts) {
+	ae.Uint32(attrTimeoutTCP, uint32(t.TCP/time.Second))
+	ae.Uint32(attrTimeoutTCPFin, uint32(t.TCPFin/time.Second))
+	ae.Uint32(attrTimeoutUDP, uint32(t.UDP/time.Second))
 }
 
 func putDestination(ae *attr.AttributeEncoder, o Op) {
 	ae.Bytes(destAddr, paddedAddr(o.To.Addr()))
 	ae.Bytes(destPort, binary.BigEndian.AppendUint16(nil, o.To.Port()))
-	ae.Uint16(destFamily, addressFamily(o.Key.Family))
+	ae.Uint16(destFamily, addressFamily(model.FamilyOf(o.To.Addr())))
 	if o.Verb == RemoveDestination {
 		return
 	}
-	ae.Uint32(destMethod, uint32(Masquerade))
+	ae.Uint32(destMethod, uint32(o.Method))
 	ae.Uint32(destWeight, uint32(o.Weight))
-	ae.Uint32(destUpper, 0) // no thresholds
-	ae.Uint32(destLower, 0)
+	ae.Uint32(destUpper, o.Upper)
+	ae.Uint32(destLower, o.Lower)
 }
 
 // paddedAddr gives an address as a union of both families: 16 bytes.
@@ -146,30 +188,40 @@ func addressFamily(f model.Family) uint16 {
 
 var errMalformed = errors.New("decode: a message that is malformed")
 
-// attributes walks over the attributes that are nested in one of a message.
-func attributes(data []byte, typ uint16, each func(typ uint16, b []byte)) error {
+// walk hands over the attributes of a message.
+func walk(data []byte, each func(typ uint16, b []byte)) error {
 	if len(data) < genLen {
 		return errMalformed
 	}
-	ad, err := attr.NewAttributeDecoder(data[genLen:])
+	return walkBare(data[genLen:], each)
+}
+
+func walkBare(data []byte, each func(typ uint16, b []byte)) error {
+	ad, err := attr.NewAttributeDecoder(data)
 	if err != nil {
 		return fmt.Errorf("decode: %w", err)
 	}
 	for ad.Next() {
-		if ad.Type() != typ {
-			continue
-		}
-		ad.Nested(func(ad *attr.AttributeDecoder) error {
-			for ad.Next() {
-				each(ad.Type(), ad.Bytes())
-			}
-			return ad.Err()
-		})
+		each(ad.Type(), ad.Bytes())
 	}
 	if err := ad.Err(); err != nil {
 		return fmt.Errorf("decode: %w", err)
 	}
 	return nil
+}
+
+// attributes hands over the attributes that are nested in those of one type.
+func attributes(data []byte, typ uint16, each func(typ uint16, b []byte)) error {
+	var inner error
+	err := walk(data, func(t uint16, b []byte) {
+		if t == typ && inner == nil {
+			inner = walkBare(b, each)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return inner
 }
 
 // number reads a value of 2 or 4 bytes; another length is 0.
@@ -186,7 +238,7 @@ func number(b []byte) uint32 {
 // decodeServer reads one message of a listing of servers.
 func decodeServer(data []byte) (Server, error) {
 	var s Server
-	var addr []byte
+	var addr, mask []byte
 	var port uint16
 	err := attributes(data, attrServer, func(typ uint16, b []byte) {
 		switch {
@@ -206,13 +258,20 @@ func decodeServer(data []byte) (Server, error) {
 			s.Flags = Flags(binary.NativeEndian.Uint32(b)) & allFlags
 		case typ == serverTimeout:
 			s.Timeout = time.Duration(number(b)) * time.Second
+		case typ == serverNetmask:
+			mask = b
 		}
 	})
 	if err != nil {
 		return s, err
 	}
-	if s.Flags&Persistent == 0 {
+	if s.Family == 0 {
+		return s, errMalformed
+	}
+	if s.Flags&Persistent == 0 { // the kernel keeps both, and uses them for nothing
 		s.Timeout = 0
+	} else {
+		s.Prefix = prefixOf(s.Family, mask)
 	}
 	if s.Mark != 0 {
 		s.Proto = 0
@@ -241,13 +300,17 @@ func decodeDestination(data []byte, family model.Family) (Destination, error) {
 			d.Method = Method(number(b) & methodMask)
 		case typ == destWeight:
 			d.Weight = uint16(min(number(b), math.MaxUint16))
+		case typ == destUpper:
+			d.Upper = number(b)
+		case typ == destLower:
+			d.Lower = number(b)
 		case typ == destActive:
 			d.Active = number(b)
 		case typ == destInactive:
 			d.Inactive = number(b)
 		case typ == destPersistent:
 			d.Persistent = number(b)
-		case typ == destFamily: // a tunnel may lead to the other family
+		case typ == destFamily: // a tunnel may lead to the other family; before Linux 3.18 there is no such attribute
 			family = familyOf(number(b))
 		}
 	})
@@ -282,9 +345,40 @@ func familyOf(n uint32) model.Family {
 }
 
 func addrOf(f model.Family, b []byte) (netip.Addr, bool) {
-	size := map[model.Family]int{model.IPv4: 4, model.IPv6: 16}[f]
-	if size == 0 || len(b) < size {
+	if f == 0 || len(b) < bits(f)/8 {
 		return netip.Addr{}, false
 	}
-	return netip.AddrFromSlice(b[:size])
+	return netip.AddrFromSlice(b[:bits(f)/8])
+}
+
+// decodeInfo reads the answer that tells about IPVS.
+func decodeInfo(data []byte) (Info, error) {
+	var i Info
+	err := walk(data, func(typ uint16, b []byte) {
+		switch typ {
+		case infoVersion:
+			v := number(b)
+			i.Version = fmt.Sprintf("%d.%d.%d", v>>16&0xff, v>>8&0xff, v&0xff)
+		case infoBuckets:
+			i.Buckets = number(b)
+		}
+	})
+	return i, err
+}
+
+// decodeTimeouts reads the answer that tells the timeouts.
+func decodeTimeouts(data []byte) (Timeouts, error) {
+	var t Timeouts
+	err := walk(data, func(typ uint16, b []byte) {
+		d := time.Duration(number(b)) * time.Second
+		switch typ {
+		case attrTimeoutTCP:
+			t.TCP = d
+		case attrTimeoutTCPFin:
+			t.TCPFin = d
+		case attrTimeoutUDP:
+			t.UDP = d
+		}
+	})
+	return t, err
 }
