@@ -20,7 +20,9 @@ import (
 const localTable = 255
 
 // own are the machine's addresses in the tests.
-func own() []string { return []string{"10.20.0.11/32", "10.20.0.12/32", "fd20::11/128", "fd20::12/128"} }
+func own() []string {
+	return []string{"10.20.0.11/32", "10.20.0.12/32", "fd20::11/128", "fd20::12/128"}
+}
 
 // A machine is what a contract is tested on.
 type machine struct {
@@ -249,7 +251,7 @@ func TestRoutesOfOthersAreLeftAlone(t *testing.T) {
 }
 
 // routesTo gives the metrics of all local routes to an address, in the order in which they count.
-func routesTo(t *testing.T, a string) []int {
+func routesTo(t testing.TB, a string) []int {
 	t.Helper()
 	family := netlink.FAMILY_V4
 	if addr(a).Is6() {
