@@ -48,7 +48,7 @@ func TestConnectionsAreReadAsTheKernelPrintsThem(t *testing.T) {
 	}
 	const day = 10799 * time.Second
 	want := []Connection{
-		{Proto: model.UDP, Client: at("10.80.0.1:47445"), Virtual: at("10.80.0.1:80"), Destination: at("10.60.5.5:8080"), State: "UDP", Expires: 299 * time.Second},
+		{Proto: model.UDP, Client: at("10.80.0.1:51541"), Virtual: at("10.80.0.1:80"), Destination: at("10.60.5.5:8080"), State: "UDP", Expires: 299 * time.Second},
 		{Client: at("10.80.0.0:0"), Mark: 0x1234, Destination: at("10.60.5.5:0"), State: "NONE", Expires: day, Template: true},
 		{Proto: model.TCP, Client: at("[fd80::3]:52770"), Virtual: at("[fd80::3]:80"), Destination: at("[fd60::55]:8080"), State: "CLOSE", Expires: 9 * time.Second},
 		{Proto: model.TCP, Client: at("10.80.0.5:46300"), Virtual: at("10.80.0.5:8080"), Destination: at("10.60.5.5:8080"), State: "CLOSE_WAIT", Expires: 59 * time.Second},
@@ -63,7 +63,7 @@ func TestConnectionsAreReadAsTheKernelPrintsThem(t *testing.T) {
 }
 
 func TestRowsThatAreRare(t *testing.T) {
-	const rest = " 0A500001 B955 0A500001 0050 0A3C0505 1F90 UDP 299"
+	const rest = " 0A500001 C955 0A500001 0050 0A3C0505 1F90 UDP 299"
 	for row, want := range map[string]Connection{
 		"UDP" + rest + " sip 0123456789@example.org": {Proto: model.UDP},
 		"IP_50" + rest:  {Proto: 50},
@@ -78,11 +78,11 @@ func TestRowsThatAreRare(t *testing.T) {
 		}
 	}
 	for _, row := range []string{
-		"", "UDP", "XYZ" + rest, "IP_256" + rest, "IP_" + rest, "UDP  B955 0A500001 0050 0A3C0505 1F90 UDP 299",
-		"UDP 0A50000 B955 0A500001 0050 0A3C0505 1F90 UDP 299", "UDP 0A50000G B955 0A500001 0050 0A3C0505 1F90 UDP 299",
-		"UDP 0A500001 B95 0A500001 0050 0A3C0505 1F90 UDP 299", "UDP 0A500001 B955 0A500001 0050 0A3C0505 1F90 UDP",
-		"UDP 0A500001 B955 0A500001 0050 0A3C0505 1F90 UDP -1", "UDP 0A500001 B955 0A500001 0050 0A3C0505 1F90 UDP 4294967296",
-		"UDP fd80:0000:0000:0000:0000:0000:0000-0003 B955 0A500001 0050 0A3C0505 1F90 UDP 9", "UDP" + rest + strings.Repeat("x", maxRow),
+		"", "UDP", "XYZ" + rest, "IP_256" + rest, "IP_" + rest, "UDP  C955 0A500001 0050 0A3C0505 1F90 UDP 299",
+		"UDP 0A50000 C955 0A500001 0050 0A3C0505 1F90 UDP 299", "UDP 0A50000G C955 0A500001 0050 0A3C0505 1F90 UDP 299",
+		"UDP 0A500001 B95 0A500001 0050 0A3C0505 1F90 UDP 299", "UDP 0A500001 C955 0A500001 0050 0A3C0505 1F90 UDP",
+		"UDP 0A500001 C955 0A500001 0050 0A3C0505 1F90 UDP -1", "UDP 0A500001 C955 0A500001 0050 0A3C0505 1F90 UDP 4294967296",
+		"UDP fd80:0000:0000:0000:0000:0000:0000-0003 C955 0A500001 0050 0A3C0505 1F90 UDP 9", "UDP" + rest + strings.Repeat("x", maxRow),
 	} {
 		if got, err := readAll(t, row+"\n"); err == nil {
 			t.Errorf("%.60q was read as %+v", row, got)
@@ -120,7 +120,7 @@ func FuzzConnections(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(text)
-	f.Add([]byte("IP_50 0A500001 B955 0A500001 0050 0A3C0505 1F90 ERR! 4294967295 sip x"))
+	f.Add([]byte("IP_50 0A500001 C955 0A500001 0050 0A3C0505 1F90 ERR! 4294967295 sip x"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		n := 0
 		_ = (&connectionReader{}).read(t.Context(), bytes.NewReader(data), func(c Connection) bool {
