@@ -44,6 +44,8 @@ func (c *change) open(t testing.TB, table *forward.Table) *lane {
 const (
 	hugeStride = 20
 	middle     = 4
+	// gradualStride takes each so manieth place of a mode that changes one object at a time, in a short run.
+	gradualStride = 7
 )
 
 // prefixes stops the change at each place where it can stop, first in the process that made the old table, then in one
@@ -52,6 +54,9 @@ const (
 // each try costs a second, only one place in the middle is taken.
 func (c *change) prefixes(t testing.TB, stride int) {
 	t.Helper()
+	if c.mode.Gradual && testing.Short() { // such a mode's plans have many operations
+		stride *= gradualStride
+	}
 	var want string
 	for _, fresh := range []bool{false, true} {
 		for at := max(1, min(stride, middle)); ; at += stride {
