@@ -45,7 +45,7 @@ type kernel struct {
 
 func newFake(f model.Family) *kernel {
 	rules, sets := xtables.NewFake(f, xtables.Legacy), ipset.NewFake()
-	servers, routes := edge.NewFake("rr"), route.NewFake(nil)
+	servers, routes := edge.NewFake("rr", "sh"), route.NewFake(nil)
 	rules.Sets(sets.Has)
 	sets.Used(rules.Names)
 	return &kernel{

@@ -30,7 +30,7 @@ type drainLab struct {
 func newDrainLab(t *testing.T) *drainLab {
 	t.Helper()
 	l := &drainLab{
-		t: t, rules: xtables.NewFake(model.IPv4, xtables.Legacy), sets: ipset.NewFake(), servers: edge.NewFake("rr"),
+		t: t, rules: xtables.NewFake(model.IPv4, xtables.Legacy), sets: ipset.NewFake(), servers: edge.NewFake("rr", "sh"),
 		routes: route.NewFake(nil), now: time.Unix(1000, 0),
 	}
 	l.rules.Sets(l.sets.Has)

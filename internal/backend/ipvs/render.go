@@ -227,7 +227,12 @@ func (r *renderer) filter(f *forward.Frontend, at ipset.Entry) {
 
 func (r *renderer) serve(key ipvs.Key, pool forward.Pool) {
 	s := server{key: key, how: ipvs.Properties{Scheduler: r.opt.Scheduler}}
-	if r.port.Affinity > 0 {
+	switch {
+	case r.port.Affinity > 0 && key.Mark != 0:
+		// A server of a mark that remembers its clients sends them to the port that they dialled, not to the endpoint's.
+		// So the client's address decides, and another endpoint takes over from one that drains.
+		s.how.Scheduler, s.how.Flags = "sh", ipvs.Scheduler1
+	case r.port.Affinity > 0:
 		s.how.Flags, s.how.Timeout = ipvs.Persistent, wholeSeconds(r.port.Affinity)
 	}
 	if pool != 0 {
