@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -134,19 +135,21 @@ func (b *Backend) leave(ctx context.Context, ops []ipvs.Op, refused map[forward.
 	if err := b.quiesce(ctx, candidates, refused); err != nil {
 		return err
 	}
-	busy, err := b.busy(ctx, candidates)
-	if err != nil {
-		return err
-	}
+	busy, failed := b.busy(ctx, candidates)
 	now := c.opt.Now()
 	var removals []ipvs.Op
+	var first error
 	for _, o := range ops {
+		if err := failed[o.Key]; err != nil { // nothing is known of these, which must not stop the others
+			first = err
+			continue
+		}
 		removals = append(removals, c.ended(o, busy, now)...)
 	}
 	if len(c.draining) > 0 {
 		c.nextPoll = now.Add(drainPoll)
 	}
-	return b.step(ctx, step{servers: removals}, refused)
+	return errors.Join(first, b.step(ctx, step{servers: removals}, refused))
 }
 
 // leaving gives the endpoints that a removal takes away.
@@ -212,17 +215,19 @@ func (b *Backend) quiesce(
 	return b.step(ctx, step{servers: ops}, refused)
 }
 
-// busy tells which endpoints have connections.
-func (b *Backend) busy(ctx context.Context, candidates map[ipvs.Key][]destination) (map[destination]bool, error) {
-	out := map[destination]bool{}
+// busy tells which endpoints have connections, and of which servers that could not be told.
+func (b *Backend) busy(
+	ctx context.Context, candidates map[ipvs.Key][]destination,
+) (busy map[destination]bool, failed map[ipvs.Key]error) {
+	busy, failed = map[destination]bool{}, map[ipvs.Key]error{}
 	for k := range candidates {
 		list, err := b.kernel.Servers.Destinations(ctx, k)
 		if err != nil {
-			return nil, fmt.Errorf("count connections: %w", err)
+			failed[k] = fmt.Errorf("count connections: %w", err)
 		}
 		for _, d := range list {
-			out[destination{k, d.Addr}] = d.Active+d.Inactive > 0
+			busy[destination{k, d.Addr}] = d.Active+d.Inactive > 0
 		}
 	}
-	return out, nil
+	return busy, failed
 }
