@@ -280,7 +280,7 @@ func (c *compiler) mark(k forward.Key) uint32 {
 		h := fnv.New32a()
 		addr := k.Addr.As16()
 		_, _ = h.Write(append(addr[:], byte(k.Port>>8), byte(k.Port), byte(k.Proto), salt)) // a hash takes everything
-		mark := h.Sum32() &^ (dropMark | 1<<c.opt.Masquerading.Bit)
+		mark := h.Sum32() &^ (dropMark | c.masqueradeMark())
 		other, taken := c.marks[mark]
 		if mark == 0 || taken && other != k || c.foreign[ipvs.Key{Family: c.opt.Family, Mark: mark}] {
 			continue

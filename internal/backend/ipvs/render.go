@@ -18,8 +18,6 @@ type rendering struct {
 	members []membership
 	// locals are addresses that must become this machine's.
 	locals []netip.Addr
-	// splits are frontends that need a mark; their servers and members are among the others.
-	splits []forward.Key
 }
 
 // A server is a virtual server with its endpoints.
@@ -202,10 +200,8 @@ func (r *renderer) address(f *forward.Frontend, s service, addr netip.Addr, masq
 		r.member(setDropped, at)
 	}
 	if s.splits() {
-		k := forward.Key{Addr: addr, Port: f.Port, Proto: proto}
-		mark := r.mark(k)
+		mark := r.mark(forward.Key{Addr: addr, Port: f.Port, Proto: proto})
 		r.out.members = append(r.out.members, membership{member{setSplit, at}, mark})
-		r.out.splits = append(r.out.splits, k)
 		inner := s.inner()
 		r.serve(ipvs.Key{Family: r.opt.Family, Mark: mark}, inner.Pool)
 		// This machine's own packets bear the mark for masquerading besides.

@@ -168,7 +168,7 @@ func (t *tracer) route(w ruleset.Way) ([]ruleset.Way, error) {
 	if err != nil {
 		return nil, err
 	}
-	return t.served(k, ways, func(w ruleset.Way) ([]ruleset.Way, error) {
+	return t.served(ways, func(w ruleset.Way) ([]ruleset.Way, error) {
 		if t.ctx.IsHost(w.Dst.Addr()) {
 			return []ruleset.Way{w}, nil // delivered here: it does not pass POSTROUTING
 		}
@@ -179,7 +179,7 @@ func (t *tracer) route(w ruleset.Way) ([]ruleset.Way, error) {
 // sent takes a packet of this machine's own on. What no virtual server takes and is local comes in by the loopback
 // interface.
 func (t *tracer) sent(k *ruleset.Walker, w ruleset.Way, local bool) ([]ruleset.Way, error) {
-	return t.served(k, []ruleset.Way{w}, func(w ruleset.Way) ([]ruleset.Way, error) {
+	return t.served([]ruleset.Way{w}, func(w ruleset.Way) ([]ruleset.Way, error) {
 		back := local && !w.DNAT || w.DNAT && t.ctx.IsHost(w.Dst.Addr())
 		if back {
 			k.Out = "lo"
@@ -196,9 +196,7 @@ func (t *tracer) sent(k *ruleset.Walker, w ruleset.Way, local bool) ([]ruleset.W
 }
 
 // served takes packets through the virtual servers, and what comes of them further.
-func (t *tracer) served(
-	_ *ruleset.Walker, ways []ruleset.Way, on func(ruleset.Way) ([]ruleset.Way, error),
-) ([]ruleset.Way, error) {
+func (t *tracer) served(ways []ruleset.Way, on func(ruleset.Way) ([]ruleset.Way, error)) ([]ruleset.Way, error) {
 	var out []ruleset.Way
 	for _, w := range ways {
 		if w.Verdict == forward.Drop || w.Verdict == forward.Reject {
