@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os/exec"
 	"runtime"
@@ -164,6 +165,32 @@ func TestKernelListsWhileOthersMakeChanges(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("the changes: %v", err)
+	}
+}
+
+// A server at the address of a trial takes no connection, also when it has a destination: a connection to 0.0.0.0 leads to
+// the loopback address before IPVS sees it.
+func TestKernelGivesATrialNoPacket(t *testing.T) {
+	k := openKernel(t)
+	addresses(t, "10.60.5.5/32")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	port := netip.MustParseAddrPort(l.Addr().String()).Port()
+	trial := Key{Family: model.IPv4, Proto: model.TCP, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), port)}
+	fill(t, k, []Server{{trial, rr(), []Destination{{Addr: at("10.60.5.5:8080"), Weight: 1}}}})
+	c, err := net.Dial("tcp", trial.Addr.String())
+	if err != nil {
+		t.Fatalf("a connection to %s does not come to the listener at the loopback address: %v", trial.Addr, err)
+	}
+	defer func() { _ = c.Close() }()
+	if err := k.Connections(t.Context(), func(c Connection) bool {
+		t.Errorf("the server got %+v", c)
+		return true
+	}); err != nil {
+		t.Error(err)
 	}
 }
 
