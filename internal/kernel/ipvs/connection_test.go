@@ -90,6 +90,34 @@ func TestRowsThatAreRare(t *testing.T) {
 	}
 }
 
+func TestReadingStopsWhenItIsToldTo(t *testing.T) {
+	text, err := os.ReadFile("testdata/ip_vs_conn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	err = (&connectionReader{}).read(t.Context(), bytes.NewReader(text), func(Connection) bool {
+		n++
+		return n < 2
+	})
+	if err != nil || n != 2 {
+		t.Errorf("told to stop at the second row: %d rows, %v", n, err)
+	}
+	// The context is looked at now and then, not at each row.
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	row := "UDP 0A500001 C955 0A500001 0050 0A3C0505 1F90 UDP 299\n"
+	n = 0
+	err = (&connectionReader{}).read(ctx, strings.NewReader(strings.Repeat(row, 10*askEvery)), func(Connection) bool {
+		n++
+		cancel()
+		return true
+	})
+	if !errors.Is(err, context.Canceled) || n > askEvery {
+		t.Errorf("canceled at the first row: %d rows, %v", n, err)
+	}
+}
+
 func TestARowCostsNoMemory(t *testing.T) {
 	c := connectionReader{states: map[string]string{}}
 	four := []byte("TCP 0A500005 B4DC 0A500005 1F90 0A3C0505 1F90 CLOSE_WAIT       59")

@@ -171,6 +171,10 @@ func TestServersOfOthersAreRead(t *testing.T) {
 			putKey(ae, Key{Family: model.IPv6, Proto: model.TCP, Addr: at("[::ffff:10.70.0.1]:80")})
 		},
 		"another protocol": func(ae *attr.AttributeEncoder) { putKey(ae, Key{Family: model.IPv4, Proto: 50, Addr: web().Addr}) },
+		"a timeout and a mask for nothing": func(ae *attr.AttributeEncoder) {
+			putKey(ae, web())
+			putProperties(ae, model.IPv4, Properties{Scheduler: "rr", Timeout: time.Hour, Prefix: 24})
+		},
 		"an unknown attribute": func(ae *attr.AttributeEncoder) {
 			putKey(ae, web())
 			ae.Bytes(99, []byte("new"))
@@ -180,8 +184,9 @@ func TestServersOfOthersAreRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s, err := decodeServer(r.Data); err != nil || s.Addr.Port() != 80 {
-			t.Errorf("%s: got %+v, %v", what, s, err)
+		s, err := decodeServer(r.Data)
+		if err != nil || s.Addr.Port() != 80 || s.Timeout != 0 || s.Prefix != 0 {
+			t.Errorf("%s: got %+v, %v; want port 80 and no persistence", what, s, err)
 		}
 	}
 }
