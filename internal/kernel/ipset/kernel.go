@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 
-	attr "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/turnout-proxy/turnout/internal/kernel"
@@ -20,8 +22,11 @@ const attempts = 5
 // several goroutines.
 type Kernel struct {
 	mu sync.Mutex
-	// revisions has the newest form of each type that this kernel knows.
+	// version is that of the protocol; 0 until it is known.
+	version uint8
+	// revisions has what Create takes for each type that was asked for.
 	revisions map[Type]uint8
+	sent      atomic.Int64
 }
 
 var _ Table = (*Kernel)(nil)
@@ -29,20 +34,91 @@ var _ Table = (*Kernel)(nil)
 // NewKernel gives the kernel's table. It asks nothing yet.
 func NewKernel() *Kernel { return &Kernel{revisions: map[Type]uint8{}} }
 
-// Read implements Table.
-func (*Kernel) Read(ctx context.Context, names []string) ([]Content, error) {
-	s, err := netlink.Dial(unix.NETLINK_NETFILTER)
+// Sent counts the messages of Read, List and Apply, one for each name, listing and Op, but not those that find out what
+// the kernel speaks.
+func (k *Kernel) Sent() int { return int(k.sent.Load()) }
+
+// A session is a socket and what is said over it.
+type session struct {
+	*netlink.Socket
+	writer
+}
+
+// open opens a socket and finds out, once, which version of the protocol the kernel speaks.
+func (k *Kernel) open(ctx context.Context) (*session, error) {
+	socket, err := netlink.Dial(unix.NETLINK_NETFILTER)
 	if err != nil {
-		return nil, refusal("list", "IP sets", err)
+		return nil, refusal("open", "a socket for IP sets", err, explain)
+	}
+	s := &session{Socket: socket}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.version == 0 {
+		if k.version, err = s.negotiate(ctx); err != nil {
+			s.Close()
+			return nil, refusal("ask for the version of", "IP sets", err, explain)
+		}
+	}
+	s.version = k.version
+	return s, nil
+}
+
+// negotiate gives the newest version that both sides speak.
+func (s *session) negotiate(ctx context.Context) (uint8, error) {
+	s.version = protocolMax // the kernel looks at none of it here
+	var common uint8
+	err := s.Ask(ctx, s.message(cmdProtocol, 0, func() {}), func(m netlink.Message) error {
+		oldest, newest, err := versions(m.Data, attrProtocol)
+		if err != nil {
+			return err
+		}
+		common, err = agree(oldest, newest)
+		return err
+	})
+	if err == nil && common == 0 {
+		err = errMalformed
+	}
+	return common, err
+}
+
+// agree gives the newest version that this side and one from oldest to newest speak; 0 for oldest is not known.
+func agree(oldest, newest uint8) (uint8, error) {
+	if oldest > protocolMax || newest < protocolMin {
+		return 0, &StepError{
+			Op: "ask for the version of", Object: "IP sets", Class: kernel.ErrUnsupported,
+			Reason: fmt.Sprintf("the kernel speaks versions %d to %d of the protocol, Turnout %d to %d",
+				oldest, newest, protocolMin, protocolMax),
+		}
+	}
+	return min(newest, protocolMax), nil
+}
+
+// Read implements Table.
+func (k *Kernel) Read(ctx context.Context, names []string) ([]Content, error) {
+	for _, name := range names {
+		if err := checkName(name); err != nil {
+			return nil, invalid("list", "IP set "+name, err)
+		}
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	s, err := k.open(ctx)
+	if err != nil {
+		return nil, err
 	}
 	defer s.Close()
 	var out []Content
 	for _, name := range names {
-		c, err := read(ctx, s, name)
+		var c Content
+		k.sent.Add(1)
+		err := s.list(ctx, s.message(cmdList, 0, func() { s.text(attrSetName, name) }),
+			func() { c = Content{} },
+			func(m netlink.Message) error { return decode(m.Data, &c) })
 		switch {
 		case errors.Is(err, unix.ENOENT):
 		case err != nil:
-			return nil, refusal("list", "IP set "+name, err)
+			return nil, refusal("list", "IP set "+name, err, explain)
 		default:
 			out = append(out, c)
 		}
@@ -50,18 +126,43 @@ func (*Kernel) Read(ctx context.Context, names []string) ([]Content, error) {
 	return out, nil
 }
 
-func read(ctx context.Context, s *netlink.Socket, name string) (Content, error) {
-	r, err := request(cmdList, 0, func(ae *attr.AttributeEncoder) { ae.String(attrSetName, name) })
-	if err != nil {
-		return Content{}, err
-	}
+// list asks for a listing, again if it was disturbed, and begins each time with start.
+func (s *session) list(ctx context.Context, r netlink.Request, start func(), each func(netlink.Message) error) error {
 	for n := 1; ; n++ {
-		c := Content{Entries: map[Entry]uint32{}}
-		err := s.Dump(ctx, r, func(m netlink.Message) error { return decode(m.Data, &c) })
+		start()
+		err := s.Dump(ctx, r, each)
 		if !errors.Is(err, netlink.ErrDisturbed) || n == attempts {
-			return c, err
+			return err
 		}
 	}
+}
+
+// List implements Table.
+func (k *Kernel) List(ctx context.Context, want func(name string) bool) ([]Set, error) {
+	s, err := k.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	var out []Set
+	k.sent.Add(1)
+	err = s.list(ctx, s.message(cmdList, 0, func() { s.put32(attrFlags, flagHeaderOnly) }),
+		func() { out = out[:0] },
+		func(m netlink.Message) error {
+			called, err := name(m.Data)
+			if err != nil || want != nil && !want(string(called)) {
+				return err
+			}
+			var c Content
+			err = decode(m.Data, &c)
+			out = append(out, c.Set)
+			return err
+		})
+	if err != nil {
+		return nil, refusal("list", "IP sets", err, explain)
+	}
+	slices.SortFunc(out, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
 }
 
 // Apply implements Table.
@@ -70,155 +171,103 @@ func (k *Kernel) Apply(ctx context.Context, ops []Op) []error {
 	if len(ops) == 0 {
 		return out
 	}
-	s, err := netlink.Dial(unix.NETLINK_NETFILTER)
+	s, err := k.open(ctx)
 	if err != nil {
-		for i, o := range ops {
-			out[i] = refusal(o.Verb.String(), o.object(), err)
+		for i := range ops {
+			out[i] = err
 		}
 		return out
 	}
 	defer s.Close()
-	var requests []netlink.Request
-	var of []int // the op that each request is for
+	requests := make([]netlink.Request, 0, len(ops))
+	of := make([]int, 0, len(ops)) // the op that each request is for
 	for i, o := range ops {
-		r, err := k.request(ctx, s, o)
-		if err != nil {
-			out[i] = err
+		if err := o.check(); err != nil {
+			out[i] = invalid(o.Verb.String(), o.object(), err)
 			continue
 		}
-		requests, of = append(requests, r), append(of, i)
+		revision := uint8(0)
+		if o.Verb == Create {
+			if revision, err = k.revision(ctx, s, o.Set.Type); err != nil {
+				out[i] = o.refusal(err)
+				continue
+			}
+		}
+		requests, of = append(requests, s.op(o, revision)), append(of, i)
 	}
+	k.sent.Add(int64(len(requests)))
 	outcome, _ := s.Batch(ctx, requests) // whatever ended it stands in the outcomes, too
 	for n, err := range outcome {
-		if i := of[n]; err != nil && (ops[i].Verb != Destroy || !errors.Is(err, unix.ENOENT)) {
-			out[i] = refusal(ops[i].Verb.String(), ops[i].object(), err)
+		o := ops[of[n]]
+		if err = o.settle(err); err != nil {
+			out[of[n]] = o.refusal(err)
 		}
 	}
 	return out
 }
 
-func (k *Kernel) request(ctx context.Context, s *netlink.Socket, o Op) (netlink.Request, error) {
-	err := o.check()
-	if err != nil {
-		return netlink.Request{}, &StepError{
-			Op: o.Verb.String(), Object: o.object(), Reason: err.Error(), Class: kernel.ErrInvalid,
+// settle makes of the kernel's answer what the contract says, where kernels differ.
+func (o Op) settle(err error) error {
+	switch {
+	case o.Verb == Destroy && !o.Strict && errors.Is(err, unix.ENOENT):
+		return nil // newer ones do not mind by themselves
+	case o.Verb == Remove && o.Entry.Addr.IsValid() && o.Entry.Addr.IsUnspecified() &&
+		(errors.Is(err, unix.EINVAL) || errors.Is(err, unix.Errno(errHashElem))):
+		if o.Strict { // what cannot be in the set is not in it
+			return unix.Errno(errExist) //nolint:wrapcheck // refusal does
 		}
+		return nil
 	}
-	revision := uint8(0)
-	if o.Verb == Create {
-		if revision, err = k.revision(ctx, s, o.Set); err != nil {
-			return netlink.Request{}, refusal("ask for set type", string(o.Set.Type), err)
-		}
-	}
-	r, err := encode(o, revision)
-	if err != nil {
-		return r, refusal(o.Verb.String(), o.object(), err)
-	}
-	return r, nil
+	return err
 }
 
-// revision asks once for the newest form of a type that the kernel knows.
-func (k *Kernel) revision(ctx context.Context, s *netlink.Socket, set Set) (uint8, error) {
+// revision finds out, once, which revision of a type Create takes.
+func (k *Kernel) revision(ctx context.Context, s *session, t Type) (uint8, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if r, known := k.revisions[set.Type]; known {
+	if r, known := k.revisions[t]; known {
 		return r, nil
 	}
-	r, err := request(cmdType, 0, func(ae *attr.AttributeEncoder) {
-		ae.String(attrTypeName, string(set.Type))
-		ae.Uint8(attrFamily, addressFamily(set.Family))
-	})
-	if err != nil {
-		return 0, err
+	family := uint8(unix.AF_INET) // each type of addresses is for both
+	if t == BitmapPort {
+		family = unix.AF_UNSPEC
 	}
-	found := uint8(0)
-	err = s.Ask(ctx, r, func(m netlink.Message) error {
-		if len(m.Data) < genLen {
-			return errShort
-		}
-		ad, err := attr.NewAttributeDecoder(m.Data[genLen:])
-		if err != nil {
-			return fmt.Errorf("decode: %w", err)
-		}
-		for ad.Next() {
-			if ad.Type() == attrRevision {
-				found = ad.Uint8()
-			}
-		}
-		return ad.Err()
-	})
-	if err != nil {
-		return 0, err
-	}
-	k.revisions[set.Type] = found
-	return found, nil
-}
-
-// The kernel's errors of its own. Source: linux/netfilter/ipset/ip_set.h.
-const (
-	errPrivate       = 4096
-	errProtocol      = errPrivate + 1
-	errFindType      = errPrivate + 2
-	errMaxSets       = errPrivate + 3
-	errBusy          = errPrivate + 4
-	errTypeMismatch  = errPrivate + 6
-	errInvalidCIDR   = errPrivate + 8
-	errInvalidFamily = errPrivate + 10
-	errReferenced    = errPrivate + 12
-	errMarks         = errPrivate + 18
-	errTypeSpecific  = errPrivate + 256
-	errHashFull      = errTypeSpecific
-)
-
-// meaning puts an error of the kernel's in words, with what to do about it.
-func meaning(errno unix.Errno) (text string, class error) {
-	switch errno { //nolint:exhaustive // of all errnos, those that are met here
-	case unix.EPERM:
-		return "the capability NET_ADMIN is missing", kernel.ErrUnsupported
-	case unix.EEXIST:
-		return "a set of that name is there with other properties", kernel.ErrConflict
-	case unix.ENOENT:
-		return "there is no such set", nil
-	case unix.EINVAL:
-		return "the kernel does not take such a message: load the module ip_set", kernel.ErrUnsupported
-	case unix.EAGAIN:
-		return "the kernel is growing the set", kernel.ErrBusy
-	case unix.ENOMEM, unix.ENOBUFS:
-		return "out of memory", kernel.ErrBusy
-	case errProtocol:
-		return "the kernel speaks another version of the protocol", kernel.ErrUnsupported
-	case errFindType:
-		return "the kernel lacks this type of set: load its module, ip_set_hash_* or ip_set_bitmap_port",
-			kernel.ErrUnsupported
-	case errMaxSets:
-		return "there are too many sets: raise max_sets of the module ip_set", nil
-	case errBusy, errReferenced:
-		return "a rule or another set uses it", kernel.ErrConflict
-	case errTypeMismatch:
-		return "the two sets are of different types", kernel.ErrConflict
-	case errInvalidCIDR:
-		return "the kernel does not take a network of that length", kernel.ErrInvalid
-	case errInvalidFamily:
-		return "the type is not for that family", kernel.ErrInvalid
-	case errMarks:
-		return "the set keeps no marks", kernel.ErrInvalid
-	case errHashFull:
-		return "the set is full: it has maxelem entries", kernel.ErrInvalid
-	}
-	if errno < errPrivate {
-		return errno.Error(), nil
-	}
-	return fmt.Sprintf("error %d of the kernel", int(errno)), nil
-}
-
-// refusal gives an error its object and its class.
-func refusal(op, object string, err error) error {
-	if _, told := errors.AsType[*StepError](err); told {
+	answered, oldest, newest := false, uint8(0), uint8(0)
+	err := s.Ask(ctx, s.message(cmdType, 0, func() {
+		s.text(attrTypeName, string(t))
+		s.put8(attrFamily, family)
+	}), func(m netlink.Message) (err error) {
+		oldest, newest, err = versions(m.Data, attrRevision)
+		answered = true
 		return err
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case !answered:
+		return 0, errMalformed
 	}
-	step := &StepError{Op: op, Object: object, Err: err}
-	if errno, ok := errors.AsType[unix.Errno](err); ok {
-		step.Reason, step.Class = meaning(errno)
+	k.revisions[t] = min(max(t.wanted(), oldest), newest)
+	return k.revisions[t], nil
+}
+
+// Probe implements Table.
+func (k *Kernel) Probe(ctx context.Context) (Support, error) {
+	s, err := k.open(ctx)
+	if err != nil {
+		return Support{}, err
 	}
-	return step
+	defer s.Close()
+	out := Support{Protocol: s.version, Types: map[Type]uint8{}}
+	for _, t := range Types() {
+		r, err := k.revision(ctx, s, t)
+		switch {
+		case errors.Is(err, unix.Errno(errFindType)):
+		case err != nil:
+			return Support{}, refusal("ask for type of set", string(t), err, explain)
+		default:
+			out.Types[t] = r
+		}
+	}
+	return out, nil
 }
