@@ -303,6 +303,7 @@ func (c *compiler) doneSet(o ipset.Op, f model.Family) {
 				p.members.acknowledge(m, p.members.wanted(m))
 			}
 		}
+	case ipset.Rename, ipset.Flush: // not in any plan
 	}
 }
 
