@@ -18,6 +18,10 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 RACE    := $(shell echo 'int main(void) { return 0; }' | $${CC:-gcc} -x c -o /dev/null - 2>/dev/null && echo -race)
 # What needs root, or a user namespace of its own.
 NETNS_PACKAGES := ./test/netns/... ./test/demo/... ./internal/kernel/... ./internal/backend/... ./internal/cli/...
+# What is tested on other kernels than this machine's, in a virtual machine: not what starts programs by the thousand.
+VM_PACKAGES := $(addprefix ./internal/kernel/,conntrack ipset ipvs route)
+KERNEL  ?= 6.1
+KERNELS ?= 6.1 6.12
 # Packages with files that a test can write anew.
 GOLDEN_PACKAGES = $(shell grep -rl --include='*_test.go' TURNOUT_UPDATE_GOLDEN . | xargs -r -n1 dirname | sort -u)
 
@@ -25,7 +29,7 @@ GOLDEN_PACKAGES = $(shell grep -rl --include='*_test.go' TURNOUT_UPDATE_GOLDEN .
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 	@echo
-	@echo 'Variables: MODE=$(MODE) FUZZTIME=$(FUZZTIME) N=$(N) P=package T=test B=benchmark BASE=$(BASE)'
+	@echo 'Variables: MODE=$(MODE) KERNEL=$(KERNEL) FUZZTIME=$(FUZZTIME) N=$(N) P=package T=test B=benchmark BASE=$(BASE)'
 
 .PHONY: build
 build: ## Build bin/turnout
@@ -37,12 +41,14 @@ demo: build ## Show a small cluster with traffic on this machine, in less than a
 	@bin/demo -turnout bin/turnout -mode '$(MODE)'
 
 .PHONY: test
-test: ## Everything: lint, a short fuzz, all tests (the product's with the race detector, the long suites without); says what could not run
+test: bin/vm ## Everything: lint, a short fuzz, all tests (the product's with the race detector, the long suites without); says what could not run
 	@status=0; \
 	$(MAKE) --no-print-directory lint || { echo 'make lint: failed'; status=1; }; \
 	$(MAKE) --no-print-directory fuzz FUZZTIME=5s || { echo 'make fuzz: failed'; status=1; }; \
 	{ $(GO) test -json $(RACE) -short -shuffle=on -timeout 30m ./cmd/... ./internal/...; \
-	  $(GO) test -json -count=1 -p 1 -timeout 30m ./internal/backend/... ./test/...; } | $(GO) run ./test/report || status=1; \
+	  $(GO) test -json -count=1 -p 1 -timeout 30m ./internal/backend/... ./test/...; \
+	  ! bin/vm -check || $(GO) test -json -count=1 -p 1 -timeout 30m -exec '$(CURDIR)/bin/vm --' $(VM_PACKAGES); \
+	} | $(GO) run ./test/report || status=1; \
 	if [ -z '$(RACE)' ]; then echo 'No C compiler, so no race detector: install gcc and libc6-dev.'; [ "$$CI" != true ] || status=1; fi; \
 	if [ "$$(id -u)" != 0 ]; then echo 'Not root: to run the tests with namespaces too: sudo make test'; fi; \
 	exit $$status
@@ -65,12 +71,17 @@ cluster-tools: ## Build kube-apiserver and kube-proxy for the tests (10 minutes,
 	$(GO) run ./test/cluster/cmd/apiserver-build kube-apiserver kube-proxy
 
 .PHONY: test-ipvs
-test-ipvs: ## The tests that need a kernel with IPVS, in a virtual machine with Debian's 6.1
-	$(GO) test -count=1 -timeout 30m ./test/vm/...
+test-ipvs: bin/vm ## The kernel edges' tests in a virtual machine with IPVS (KERNEL=6.1), and those of the machine itself
+	$(GO) test -json -count=1 -timeout 60m -p 1 -exec '$(CURDIR)/bin/vm -kernel $(KERNEL) --' $(VM_PACKAGES) | $(GO) run ./test/report
+	TURNOUT_VM_KERNEL=$(KERNEL) $(GO) test -json -count=1 -timeout 60m ./test/vm/... | $(GO) run ./test/report
 
 .PHONY: test-kernels
-test-kernels: ## The same with 6.1 and 6.12
-	TURNOUT_KERNELS='6.1 6.12' $(GO) test -count=1 -timeout 60m ./test/vm/...
+test-kernels: ## The same with each of KERNELS
+	@for k in $(KERNELS); do $(MAKE) --no-print-directory test-ipvs KERNEL=$$k || exit; done
+
+.PHONY: bin/vm
+bin/vm:
+	@CGO_ENABLED=0 $(GO) build -o bin/vm ./test/vm/cmd/vm
 
 .PHONY: golden
 golden: ## Write the expected outputs anew and show what changed

@@ -123,6 +123,10 @@ func rules() []rule {
 			reason: "the product carries no test code",
 		},
 		{
+			in: []string{"test/vm"}, imports: []string{"internal", "cmd", "k8s.io"},
+			reason: "a virtual machine knows nothing of what it runs",
+		},
+		{
 			in: []string{"internal", "cmd", "test"}, imports: []string{
 				"k8s.io/kubernetes", "github.com/moby/ipvs", "github.com/stretchr/testify",
 			},

@@ -3,7 +3,6 @@ package vm
 import (
 	"bytes"
 	"context"
-	_ "embed" // the guest's first script
 	"errors"
 	"fmt"
 	"io"
@@ -11,59 +10,73 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
+	"time"
 )
-
-//go:embed init
-var initScript string
 
 // A kernel is one that is unpacked and ready to boot.
 type kernel struct {
+	// version is what "uname -r" says, such as "6.1.0-37-amd64".
 	version string
-	// image is what boots, initrd the initial file system, modules the directory with modules of this version.
-	image, initrd, modules string
+	// dir is the kernel's place in the cache, image what boots, modules the directory that is /lib/modules in the guest.
+	dir, image, modules string
 }
 
-// bootModules are those that the guest needs to find its root and its ports; the rest is loaded from there.
-func bootModules() []string {
-	return []string{"virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console"}
-}
-
-// openKernel gives the newest kernel of a series, fetched and unpacked if it is not there yet.
+// openKernel gives the kernel of a series, fetched and unpacked if that was not done before. What is in the cache is
+// used as long as it is there.
 func openKernel(ctx context.Context, series string, progress io.Writer) (*kernel, error) {
+	if !regexp.MustCompile(`^\d+\.\d+$`).MatchString(series) {
+		return nil, fmt.Errorf("kernel %q: want a series such as 6.1", series)
+	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return nil, fmt.Errorf("%w: find the cache directory: %w", ErrUnavailable, err)
 	}
 	dir := filepath.Join(cache, "turnout", "vm", "linux-"+series)
-	if _, err := os.Stat(filepath.Join(dir, "boot")); err != nil {
+	if _, err := os.Stat(dir); err != nil {
 		if err := fetch(ctx, series, dir, progress); err != nil {
 			return nil, err
 		}
 	}
 	images, err := filepath.Glob(filepath.Join(dir, "boot", "vmlinuz-*"))
-	if err != nil || len(images) == 0 {
-		return nil, fmt.Errorf("%w: no kernel in %s: remove that directory and try again", ErrUnavailable, dir)
+	if err != nil || len(images) != 1 {
+		return nil, fmt.Errorf("%w: %s does not hold a kernel: remove it and try again", ErrUnavailable, dir)
 	}
-	k := &kernel{image: images[0], initrd: filepath.Join(dir, "initrd"), modules: filepath.Join(dir, "lib", "modules")}
-	k.version = strings.TrimPrefix(filepath.Base(k.image), "vmlinuz-")
-	return k, k.writeInitrd(ctx)
+	return &kernel{
+		version: strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-"),
+		dir:     dir, image: images[0], modules: filepath.Join(dir, "lib", "modules"),
+	}, nil
 }
 
-// fetch gets Debian's package of a kernel series from where the host gets its packages and unpacks it. The package is
-// checked by apt, and the directory appears complete or not at all.
+// fetch gets Debian's package of a kernel series from where this machine gets its packages, and unpacks it. The package
+// is checked by apt, and the directory appears complete or not at all. Of several processes one fetches, the others wait.
 func fetch(ctx context.Context, series, dir string, progress io.Writer) error {
-	for tool, pkg := range map[string]string{"apt-get": "apt", "dpkg-deb": "dpkg", "depmod": "kmod"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			return fmt.Errorf("%w: install %s: %w", ErrUnavailable, pkg, err)
+	for _, tool := range [][2]string{{"apt-get", "apt"}, {"apt-cache", "apt"}, {"dpkg-deb", "dpkg"}, {"depmod", "kmod"}} {
+		if _, err := exec.LookPath(tool[0]); err != nil {
+			return fmt.Errorf("%w: no %s: install %s", ErrUnavailable, tool[0], tool[1])
 		}
-	}
-	name, err := packageOf(ctx, series)
-	if err != nil {
-		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return fmt.Errorf("make the cache directory: %w", err)
+	}
+	unlock, err := lock(ctx, dir+".lock")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	names, err := exec.CommandContext(ctx, "apt-cache", "pkgnames", "linux-image-"+series).Output()
+	if err != nil {
+		return fmt.Errorf("%w: ask apt for kernels: %w", ErrUnavailable, err)
+	}
+	name := newest(series, strings.Fields(string(names)))
+	if name == "" {
+		return fmt.Errorf("%w: apt has no package of Linux %s: run apt-get update; Debian 12 has 6.1, its backports have 6.12",
+			ErrUnavailable, series)
 	}
 	half, err := os.MkdirTemp(filepath.Dir(dir), "half-")
 	if err != nil {
@@ -72,156 +85,96 @@ func fetch(ctx context.Context, series, dir string, progress io.Writer) error {
 	defer func() { _ = os.RemoveAll(half) }()
 	_, _ = fmt.Fprintf(progress, "vm: fetching %s\n", name)
 	if err := run(ctx, half, "apt-get", "-q", "download", name); err != nil {
-		return err
+		return fmt.Errorf("%w (if it is gone from the mirror, run apt-get update)", err)
 	}
+	return unpack(ctx, half, dir, progress)
+}
+
+// unpack makes the kernel's directory of the one package in the directory half.
+func unpack(ctx context.Context, half, dir string, progress io.Writer) error {
 	files, err := filepath.Glob(filepath.Join(half, "*.deb"))
 	if err != nil || len(files) != 1 {
-		return fmt.Errorf("%w: %s was not fetched", ErrUnavailable, name)
+		return fmt.Errorf("%w: apt-get download left %d packages, want one", ErrUnavailable, len(files))
 	}
+	_, _ = fmt.Fprintf(progress, "vm: unpacking %s\n", filepath.Base(files[0]))
 	root := filepath.Join(half, "root")
 	if err := run(ctx, half, "dpkg-deb", "-x", files[0], root); err != nil {
 		return err
 	}
 	versions, err := os.ReadDir(filepath.Join(root, "lib", "modules"))
 	if err != nil || len(versions) != 1 {
-		return fmt.Errorf("%w: %s has no modules", ErrUnavailable, name)
+		return fmt.Errorf("%w: %s has no modules", ErrUnavailable, filepath.Base(files[0]))
 	}
 	if err := run(ctx, half, "depmod", "-b", root, versions[0].Name()); err != nil {
 		return err
 	}
-	if err := os.Rename(root, dir); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := os.Rename(root, dir); err != nil {
 		return fmt.Errorf("put the kernel into the cache: %w", err)
 	}
 	return nil
 }
 
-// packageOf finds the newest package of a series that the host's package sources have: the plain flavour, signed or not.
-func packageOf(ctx context.Context, series string) (string, error) {
-	out, err := exec.CommandContext(ctx, "apt-cache", "pkgnames", "linux-image-"+series).Output() //nolint:gosec // one word
+// lock waits until no other process holds the file.
+func lock(ctx context.Context, path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
-		return "", fmt.Errorf("%w: ask apt for kernels: %w", ErrUnavailable, err)
+		return nil, fmt.Errorf("open the lock of the cache: %w", err)
 	}
-	plain := regexp.MustCompile(`^linux-image-` + regexp.QuoteMeta(series) + `[-+.][-+.0-9a-z]*-amd64$`)
+	const askEvery = 100 * time.Millisecond
+	tick := time.NewTicker(askEvery)
+	defer tick.Stop()
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("another process still holds %s: %w", path, ctx.Err())
+		}
+	}
+}
+
+// newest finds the package with the highest version of a series among names of packages, or gives "". Only the plain
+// flavour will do: the one for clouds has no 9p, and the unsigned one has the same content.
+func newest(series string, names []string) string {
+	plain := regexp.MustCompile(`^linux-image-` + regexp.QuoteMeta(series) + `\.\d[-+.0-9a-z]*-amd64$`)
+	flavour := regexp.MustCompile(`-(cloud|rt)-`)
 	best := ""
-	for name := range strings.FieldsSeq(string(out)) {
-		if plain.MatchString(name) && !strings.Contains(name, "cloud") && !strings.Contains(name, "-rt-") && newer(name, best) {
+	for _, name := range names {
+		if plain.MatchString(name) && !flavour.MatchString(name) && newer(name, best) {
 			best = name
 		}
 	}
-	if best == "" {
-		return "", fmt.Errorf("%w: apt knows no linux-image-%s*-amd64: run apt-get update, and for 6.12 add Debian's backports",
-			ErrUnavailable, series)
-	}
-	return best, nil
+	return best
 }
 
 // newer compares names of packages by the numbers in them.
 func newer(a, b string) bool {
-	numbers := regexp.MustCompile(`\d+`)
-	x, y := numbers.FindAllString(a, -1), numbers.FindAllString(b, -1)
+	digits := regexp.MustCompile(`\d+`)
+	x, y := digits.FindAllString(a, -1), digits.FindAllString(b, -1)
 	for i := range min(len(x), len(y)) {
-		if x[i] != y[i] {
-			return len(x[i]) > len(y[i]) || len(x[i]) == len(y[i]) && x[i] > y[i]
+		m, _ := strconv.Atoi(x[i]) // digits only
+		n, _ := strconv.Atoi(y[i])
+		if m != n {
+			return m > n
 		}
 	}
 	return len(x) > len(y)
 }
 
+// run runs a program of the host in a directory.
 func run(ctx context.Context, dir string, argv ...string) error {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // the arguments are words of their own
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s: %w: %s", ErrUnavailable, strings.Join(argv, " "), err, bytes.TrimSpace(out))
 	}
 	return nil
-}
-
-// writeInitrd makes the initial file system: a shell and the modules that lead to the host's root.
-func (k *kernel) writeInitrd(ctx context.Context) error {
-	busybox, err := exec.LookPath("busybox")
-	if err != nil {
-		return fmt.Errorf("%w: install busybox-static: %w", ErrUnavailable, err)
-	}
-	shell, err := os.ReadFile(busybox)
-	if err != nil {
-		return fmt.Errorf("read busybox: %w", err)
-	}
-	order, err := k.loadOrder()
-	if err != nil {
-		return err
-	}
-	var a archive
-	a.dir("bin")
-	a.dir("modules")
-	a.file("bin/busybox", shell)
-	a.file("init", []byte(initScript))
-	var names []string
-	for _, m := range order {
-		data, err := k.module(ctx, busybox, m)
-		if err != nil {
-			return fmt.Errorf("read a module: %w", err)
-		}
-		name := strings.TrimSuffix(filepath.Base(m), ".xz")
-		a.file("modules/"+name, data)
-		names = append(names, name)
-	}
-	a.file("modules/order", []byte(strings.Join(names, "\n")+"\n"))
-	// Others may do the same at the moment: each writes a file of its own, and the last one stays.
-	half, err := os.CreateTemp(filepath.Dir(k.initrd), "initrd-")
-	if err != nil {
-		return fmt.Errorf("write the initial file system: %w", err)
-	}
-	defer func() { _ = os.Remove(half.Name()) }() // gone already if all went well
-	_, err = half.Write(a.close())
-	if err := errors.Join(err, half.Close()); err != nil {
-		return fmt.Errorf("write the initial file system: %w", err)
-	}
-	if err := os.Rename(half.Name(), k.initrd); err != nil {
-		return fmt.Errorf("write the initial file system: %w", err)
-	}
-	return nil
-}
-
-// module reads a module, which may be compressed.
-func (k *kernel) module(ctx context.Context, busybox, file string) ([]byte, error) {
-	path := filepath.Join(k.modules, k.version, file)
-	if !strings.HasSuffix(file, ".xz") {
-		return os.ReadFile(path) //nolint:wrapcheck // the caller does
-	}
-	cmd := exec.CommandContext(ctx, busybox, "xzcat", path) //nolint:gosec // the arguments are words of their own
-	return cmd.Output()                                     //nolint:wrapcheck // the caller does
-}
-
-// loadOrder gives the files of the modules for booting, each behind those that it needs.
-func (k *kernel) loadOrder() ([]string, error) {
-	text, err := os.ReadFile(filepath.Join(k.modules, k.version, "modules.dep"))
-	if err != nil {
-		return nil, fmt.Errorf("read the modules' needs: %w", err)
-	}
-	needs, byName := map[string][]string{}, map[string]string{}
-	for line := range strings.Lines(string(text)) {
-		file, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
-		needs[file] = strings.Fields(rest)
-		name, _, _ := strings.Cut(filepath.Base(file), ".")
-		byName[name] = file
-	}
-	var order []string
-	seen := map[string]bool{}
-	var add func(file string)
-	add = func(file string) {
-		if seen[file] {
-			return
-		}
-		seen[file] = true
-		for _, n := range needs[file] {
-			add(n)
-		}
-		order = append(order, file)
-	}
-	for _, m := range bootModules() {
-		if file, is := byName[m]; is { // else it is built in
-			add(file)
-		}
-	}
-	return order, nil
 }

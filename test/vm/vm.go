@@ -2,19 +2,23 @@
 // device, SCTP. The guest sees the host's file system, with a layer above it that takes what it writes and is gone with
 // it; so test binaries, tools and their libraries are there, and nothing comes back but output and the exit status.
 //
-// Kernels are Debian's, unpacked in the user's cache directory. Nothing of the host is changed and no root is needed.
+// Kernels are Debian's, unpacked in the user's cache directory. The host is left as it is, and root is not needed: the
+// program is root in the guest, and reads of the host what its caller may read. The package knows nothing of what it
+// runs and must not import the product. Read vm.go first, then guest.go and the script guest; kernel.go and initrd.go are about
+// what is booted. README.md beside them is for whoever wants to run something.
 package vm
 
 import (
 	"context"
-	_ "embed" // the guest's scripts
+	"crypto/rand"
+	_ "embed" // the guest's script
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -22,35 +26,67 @@ import (
 //go:embed guest
 var guestScript string
 
-// A Config says what kind of machine a program runs in. The zero value of each field stands for the default given.
+// KernelEnv names the variable that holds the series of the kernel for a Config that does not say.
+const KernelEnv = "TURNOUT_VM_KERNEL"
+
+// A Config says in what kind of machine a program runs. The zero value of each field stands for the default given.
 type Config struct {
-	// Kernel is the series: "6.1" (default) or "6.12".
+	// Kernel is the series of Debian's kernel, such as "6.12". Default: the variable KernelEnv, else "6.1".
 	Kernel string
-	// Memory in MiB, default 2048; CPUs default 2.
-	Memory, CPUs int
-	// Timeout ends the guest, booting included. Default 10 minutes.
+	// Accel is how the processor is made: "kvm", "tcg" (emulated, some 10 to 30 times slower), or "" for KVM if a guest
+	// starts with it on this machine and for emulation otherwise.
+	Accel string
+	// Memory is the guest's, in MiB; default 2048. What it writes is kept there too.
+	Memory int
+	// CPUs is the number of the guest's processors; default 2.
+	CPUs int
+	// Timeout ends the guest, booting included; default 10 minutes.
 	Timeout time.Duration
-	// Dir is the working directory, default the caller's; Env are variables besides the guest's own, as "NAME=value".
+	// Dir is the working directory; default the caller's.
 	Dir string
+	// Env are variables as "NAME=value". The guest has them, the caller's CI, HOME, LANG, PATH, TMPDIR and TURNOUT_*, and
+	// TURNOUT_REQUIRE_IPVS=1. Of one name the last counts.
 	Env []string
-	// Network gives the guest an interface from which the host's loopback is 10.0.2.2.
+	// Network gives the guest an interface, 10.0.2.15, from which the host's loopback is 10.0.2.2.
 	Network bool
-	// Output takes what the program prints, Progress what is being done. Default nowhere.
+	// Output takes what the program prints, Progress what is done for it, in lines. Default: nowhere.
 	Output, Progress io.Writer
 }
 
+// What can go wrong. Errors of Run wrap one of them, or the context's error when the time is over.
+var (
+	// ErrUnavailable tells that this machine cannot run a guest; the message names what is missing and how to get it.
+	ErrUnavailable = errors.New("no virtual machine here")
+	// ErrNotBooted tells that the guest did not come so far as to start the program.
+	ErrNotBooted = errors.New("the guest did not start the program")
+	// ErrPanicked tells that the guest's kernel gave up while the program ran.
+	ErrPanicked = errors.New("the guest's kernel panicked")
+	// ErrPoweredOff tells that the guest was gone, without a word of the kernel's, before the program had ended.
+	ErrPoweredOff = errors.New("the guest was switched off before the program had ended")
+)
+
+const (
+	defaultKernel  = "6.1"
+	defaultMemory  = 2048
+	defaultCPUs    = 2
+	defaultTimeout = 10 * time.Minute
+)
+
 func (c *Config) setDefaults() error {
 	if c.Kernel == "" {
-		c.Kernel = "6.1"
+		c.Kernel = os.Getenv(KernelEnv)
+	}
+	if c.Kernel == "" {
+		c.Kernel = defaultKernel
 	}
 	if c.Memory == 0 {
-		c.Memory = 2048
+		c.Memory = defaultMemory
 	}
 	if c.CPUs == 0 {
-		c.CPUs = 2
+		c.CPUs = defaultCPUs
 	}
 	if c.Timeout == 0 {
-		c.Timeout = 10 * time.Minute
+		c.Timeout = defaultTimeout
 	}
 	if c.Output == nil {
 		c.Output = io.Discard
@@ -58,139 +94,148 @@ func (c *Config) setDefaults() error {
 	if c.Progress == nil {
 		c.Progress = io.Discard
 	}
-	if c.Dir == "" {
-		dir, err := os.Getwd()
-		if err != nil {
-			return fmt.Errorf("find the working directory: %w", err)
-		}
-		c.Dir = dir
+	switch c.Accel {
+	case "", kvm, tcg:
+	default:
+		return fmt.Errorf("accelerator %q: want %s or %s", c.Accel, kvm, tcg)
+	}
+	var err error
+	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
+		return fmt.Errorf("find the working directory: %w", err)
 	}
 	return nil
 }
 
-// ErrUnavailable tells that this machine cannot run the guest, and what is missing.
-var ErrUnavailable = errors.New("no virtual machine here")
-
-// Run boots a guest, runs one program in it as root and gives its exit status. An error tells that the program did not
-// come to its end; it names the file with what the guest's kernel said.
-func Run(ctx context.Context, c Config, argv ...string) (status int, err error) {
+// Check tells whether Run can start a guest here: it fetches the kernel if that was not done before, and boots nothing.
+// Its error wraps ErrUnavailable if something is missing.
+func Check(ctx context.Context, c Config) error {
 	if err := c.setDefaults(); err != nil {
-		return 0, err
+		return err
 	}
+	_, err := prepare(ctx, c)
+	return err
+}
+
+// prepare finds all that a guest is made of.
+func prepare(ctx context.Context, c Config) (*guest, error) {
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
-		return 0, fmt.Errorf("%w: install qemu-system-x86: %w", ErrUnavailable, err)
+		return nil, fmt.Errorf("%w: no qemu-system-x86_64: install qemu-system-x86", ErrUnavailable)
+	}
+	if _, err := staticShell(); err != nil {
+		return nil, err
 	}
 	k, err := openKernel(ctx, c.Kernel, c.Progress)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "turnout-vm-")
-	if err != nil {
-		return 0, fmt.Errorf("make a directory for the guest: %w", err)
-	}
-	keep := false
-	defer func() {
-		if !keep {
-			_ = os.RemoveAll(dir)
-		}
-	}()
-	if err := writeJob(dir, c, k, argv); err != nil {
-		return 0, err
-	}
-	g := guest{Config: c, kernel: k, dir: dir, qemu: qemu}
-	status, err = g.run(ctx)
-	if err != nil {
-		keep = true
-		return 0, fmt.Errorf("%w; what the guest's kernel said is in %s", err, g.console())
-	}
-	return status, nil
+	return &guest{Config: c, kernel: k, qemu: qemu}, nil
 }
 
-// writeJob writes what the guest reads.
-func writeJob(dir string, c Config, k *kernel, argv []string) error {
-	var job strings.Builder
-	job.WriteString("cd " + quote(c.Dir) + " || exit 125\n")
-	for _, e := range append([]string{"TURNOUT_REQUIRE_IPVS=1"}, c.Env...) {
-		name, value, _ := strings.Cut(e, "=")
-		job.WriteString("export " + name + "=" + quote(value) + "\n")
+// Run boots a guest, runs one program in it as root and gives its exit status, 128 and more if a signal ended it. The
+// program's standard output and standard error are one. When it has ended, the guest is gone too, with all that was
+// left running in it.
+//
+// An error tells that the program did not come to its end; then what the guest's kernel said is kept, and the message
+// says where.
+func Run(ctx context.Context, c Config, argv ...string) (status int, err error) {
+	if len(argv) == 0 {
+		return 0, errors.New("no program to run in the guest")
 	}
-	job.WriteString("exec")
-	for _, a := range argv {
-		job.WriteString(" " + quote(a))
+	if err := c.setDefaults(); err != nil {
+		return 0, err
 	}
-	files := map[string]string{"guest": guestScript, "job.sh": job.String() + "\n", "modules": k.modules}
-	if c.Network {
-		files["network"] = ""
+	g, err := prepare(ctx, c)
+	if err != nil {
+		return 0, err
 	}
-	for name, text := range files {
+	if g.dir, err = os.MkdirTemp("", "turnout-vm-"); err != nil {
+		return 0, fmt.Errorf("make a directory for the guest: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(g.dir) }()
+	if strings.ContainsAny(g.dir, " ,\"") {
+		return 0, fmt.Errorf("directory %s: QEMU's command line cannot name it: set TMPDIR to one without space and comma", g.dir)
+	}
+	if err := g.write(ctx, argv); err != nil {
+		return 0, err
+	}
+	if g.Accel == "" {
+		g.Accel = g.bestAccel(ctx)
+	}
+	status, err = g.run(ctx)
+	if err == nil || errors.Is(err, context.Canceled) {
+		return status, err
+	}
+	kept := g.dir + ".log"
+	if keepErr := os.Rename(g.console(), kept); keepErr != nil {
+		return 0, err
+	}
+	return 0, fmt.Errorf("%w; what its kernel said is in %s", err, kept)
+}
+
+// write writes what the guest reads: its initial file system, its script and the program's job.
+func (g *guest) write(ctx context.Context, argv []string) error {
+	g.nonce = "turnout-guest-" + rand.Text()
+	initrd, err := g.kernel.initrd(ctx)
+	if err != nil {
+		return err
+	}
+	job, err := jobScript(g.Dir, append(environment(os.Environ()), g.Env...), argv)
+	if err != nil {
+		return err
+	}
+	files := map[string][]byte{
+		"initrd": initrd, "guest": []byte(guestScript), "job.sh": []byte(job), "modules": []byte(g.kernel.modules),
+		"nonce": []byte(g.nonce),
+	}
+	if g.Network {
+		files["network"] = nil
+	}
+	for name, data := range files {
 		const readable = 0o644
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), readable); err != nil {
-			return fmt.Errorf("write the guest's job: %w", err)
+		if err := os.WriteFile(filepath.Join(g.dir, name), data, readable); err != nil {
+			return fmt.Errorf("write what the guest reads: %w", err)
 		}
 	}
 	return nil
+}
+
+// environment gives what the program gets of the caller's variables.
+func environment(all []string) []string {
+	// In the guest the program is root, whose programs the caller may not have in reach.
+	const path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	own := ""
+	var list []string
+	for _, v := range all {
+		name, value, _ := strings.Cut(v, "=")
+		switch {
+		case name == "PATH":
+			own = ":" + value
+		case name == "CI", name == "HOME", name == "LANG", name == "TMPDIR", strings.HasPrefix(name, "TURNOUT_"):
+			list = append(list, v)
+		}
+	}
+	return append(list, path+own, "TURNOUT_REQUIRE_IPVS=1")
+}
+
+// jobScript gives the script that becomes the program.
+func jobScript(dir string, env, argv []string) (string, error) {
+	name := regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	var b strings.Builder
+	b.WriteString("cd " + quote(dir) + " || exit 125\n")
+	for _, v := range env {
+		n, value, is := strings.Cut(v, "=")
+		if !is || !name.MatchString(n) {
+			return "", fmt.Errorf("variable %q: want NAME=value", v)
+		}
+		b.WriteString("export " + n + "=" + quote(value) + "\n")
+	}
+	b.WriteString("exec")
+	for _, a := range argv {
+		b.WriteString(" " + quote(a))
+	}
+	return b.String() + "\n", nil
 }
 
 // quote makes one word of the shell's of any text.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-
-// A guest is one run of the virtual machine.
-type guest struct {
-	Config
-	kernel *kernel
-	dir    string
-	qemu   string
-}
-
-func (g *guest) console() string { return filepath.Join(g.dir, "console.log") }
-func (g *guest) status() string  { return filepath.Join(g.dir, "status") }
-
-func (g *guest) args() []string {
-	args := []string{
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		// KVM hangs with ordinary kernels on some hosts that offer it; emulation works everywhere.
-		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", strconv.Itoa(g.CPUs), "-m", strconv.Itoa(g.Memory),
-		"-kernel", g.kernel.image, "-initrd", g.kernel.initrd,
-		"-append", "console=ttyS0 panic=-1 loglevel=4 turnout.job=" + g.dir,
-		"-serial", "file:" + g.console(),
-		"-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
-		"-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
-		"-device", "virtio-serial-pci",
-		"-chardev", "file,id=output,path=/dev/stdout,append=on", "-device", "virtserialport,chardev=output,name=output",
-		"-chardev", "file,id=status,path=" + g.status(), "-device", "virtserialport,chardev=status,name=status",
-	}
-	if g.Network {
-		args = append(args, "-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net")
-	}
-	return args
-}
-
-// run starts the machine and waits for its end.
-func (g *guest) run(ctx context.Context) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, g.Timeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, g.qemu, g.args()...) //nolint:gosec // the arguments are words of their own
-	cmd.Stdout = g.Output
-	var complaints strings.Builder
-	cmd.Stderr = &complaints
-	_, _ = fmt.Fprintf(g.Progress, "vm: booting Linux %s\n", g.kernel.version)
-	began := time.Now()
-	err := cmd.Run()
-	if ctx.Err() != nil {
-		return 0, fmt.Errorf("the guest was stopped after %s: %w", time.Since(began).Round(time.Second), ctx.Err())
-	}
-	if err != nil {
-		return 0, fmt.Errorf("qemu: %w: %s", err, strings.TrimSpace(complaints.String()))
-	}
-	text, err := os.ReadFile(g.status())
-	if err != nil {
-		return 0, fmt.Errorf("read the exit status: %w", err)
-	}
-	status, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return 0, errors.New("the guest ended before the program did")
-	}
-	_, _ = fmt.Fprintf(g.Progress, "vm: exit status %d after %s\n", status, time.Since(began).Round(time.Second))
-	return status, nil
-}
