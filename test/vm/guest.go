@@ -138,20 +138,23 @@ func (g *guest) whyGone(booted bool) error {
 	return ErrPoweredOff
 }
 
-// panicLine gives the line in which a kernel gives up, or "", and the last line before it, which tells more when a
+// panicLine gives the line in which a kernel gives up, or "", and the last lines before it, which tell more when a
 // script of the guest's had failed.
 func panicLine(console []byte) (panicked, last string) {
+	const enough = 3
+	var before []string
 	lines := bufio.NewScanner(bytes.NewReader(console))
 	for lines.Scan() {
 		line := strings.TrimSpace(lines.Text())
 		if _, what, is := strings.Cut(line, "Kernel panic - not syncing: "); is {
-			return what, last
+			panicked = what
+			break
 		}
 		if line != "" {
-			last = line
+			before = append(before, line)
 		}
 	}
-	return "", last
+	return panicked, strings.Join(before[max(0, len(before)-enough):], "; ")
 }
 
 // probeLimit is how long a guest may take to say a word when KVM is tried. Where KVM works, it takes less than 2 s.

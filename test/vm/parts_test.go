@@ -126,8 +126,8 @@ kernel/fs/netfs/netfs.ko.xz:
 }
 
 func TestAKernelThatGivesUpIsHeard(t *testing.T) {
-	panicked, last := panicLine([]byte("[ 1.0] mount: no such device\r\n\r\n[ 1.1] Kernel panic - not syncing: Attempted to kill init!\r\n[ 1.2] CPU: 0\r\n"))
-	if panicked != "Attempted to kill init!" || last != "[ 1.0] mount: no such device" {
+	panicked, last := panicLine([]byte("a\r\nb\r\nmount: no such device\r\n\r\nsee dmesg\r\n[ 1.1] Kernel panic - not syncing: Attempted to kill init!\r\n[ 1.2] CPU: 0\r\n"))
+	if panicked != "Attempted to kill init!" || last != "b; mount: no such device; see dmesg" {
 		t.Errorf("got %q behind %q", panicked, last)
 	}
 	if panicked, last = panicLine([]byte("all is well\n")); panicked != "" || last != "all is well" {
