@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -113,7 +114,7 @@ func (g *guest) run(ctx context.Context) (int, error) {
 	case waitErr != nil:
 		return 0, fmt.Errorf("QEMU with %s: %w: %s", g.Accel, waitErr, strings.TrimSpace(complaints.String()))
 	}
-	return 0, g.whyGone(booted)
+	return 0, g.whyGone(booted, strings.TrimSpace(complaints.String()))
 }
 
 // diesWithUs makes the kernel end a process when the thread that started it ends, and leaves it out of what a terminal
@@ -122,20 +123,27 @@ func diesWithUs() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }
 
-// whyGone finds out why the machine ended by itself.
-func (g *guest) whyGone(booted bool) error {
+// whyGone finds out why the machine ended by itself, from what its kernel said and what QEMU said.
+func (g *guest) whyGone(booted bool, complaints string) error {
 	text, err := os.ReadFile(g.console())
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("read what the guest's kernel said: %w", err)
 	}
 	panicked, last := panicLine(text)
+	kind := ErrPoweredOff
 	switch {
-	case !booted:
-		return fmt.Errorf("%w: %s", ErrNotBooted, last)
-	case panicked != "":
+	case panicked != "" && booted:
 		return fmt.Errorf("%w: %s", ErrPanicked, panicked)
+	case !booted:
+		kind = ErrNotBooted
 	}
-	return ErrPoweredOff
+	switch {
+	case complaints != "": // among others, that a signal from elsewhere ended it, which QEMU does not call a failure
+		return fmt.Errorf("%w: QEMU says: %s", kind, complaints)
+	case !booted && last != "":
+		return fmt.Errorf("%w: %s", kind, last)
+	}
+	return kind
 }
 
 // panicLine gives the line in which a kernel gives up, or "", and the last lines before it, which tell more when a

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -132,6 +135,24 @@ func TestAKernelThatGivesUpIsHeard(t *testing.T) {
 	}
 	if panicked, last = panicLine([]byte("all is well\n")); panicked != "" || last != "all is well" {
 		t.Errorf("got %q behind %q of a kernel that is well", panicked, last)
+	}
+}
+
+func TestWhoEndedAGuestFromOutsideIsTold(t *testing.T) {
+	// What QEMU does when it gets a signal, to the letter: it says so and ends well.
+	const says = "qemu-system-x86_64: terminating on signal 15 from pid 4711"
+	dir := t.TempDir()
+	qemu := filepath.Join(dir, "qemu")
+	if err := os.WriteFile(qemu, []byte("#!/bin/sh\necho '"+says+"' >&2\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Timeout: time.Minute, Accel: tcg}
+	if err := c.setDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	g := guest{Config: c, kernel: &kernel{}, qemu: qemu, dir: dir, nonce: "N"}
+	if _, err := g.run(t.Context()); !errors.Is(err, ErrNotBooted) || !strings.Contains(err.Error(), says) {
+		t.Errorf("error %v, want %v with %q", err, ErrNotBooted, says)
 	}
 }
 
