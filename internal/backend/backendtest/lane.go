@@ -161,11 +161,11 @@ func (l *lane) dump() string {
 // settled checks that nothing is left to be done, by memory and by reading back.
 func (l *lane) settled() {
 	l.t.Helper()
-	if plan := l.b.Diff(nil); !plan.Empty() {
+	if plan := l.b.Diff(nil); plan.Steps() > 0 {
 		l.t.Errorf("after everything was applied the next plan is not empty:\n%s", plan)
 	}
 	l.seen = l.observe()
-	if plan := l.b.Diff(l.seen); !plan.Empty() {
+	if plan := l.b.Diff(l.seen); plan.Steps() > 0 {
 		l.t.Errorf("what was applied is not what is read back; the plan is:\n%s", plan)
 	}
 }
@@ -176,7 +176,7 @@ func (l *lane) adopts(table *forward.Table) {
 	before, pulse := l.dump(), l.pulse()
 	l.reopen()
 	l.compile(table, everything(table))
-	if plan := l.b.Diff(l.observe()); !plan.Empty() {
+	if plan := l.b.Diff(l.observe()); plan.Steps() > 0 {
 		l.t.Errorf("a restarted process does not take over what it finds; its plan is:\n%s", plan)
 	}
 	l.sync()

@@ -166,8 +166,16 @@ func (s *site) become(next settings) error {
 		if slices.Contains(nodeAddrs(), a) {
 			continue
 		}
-		if err := s.node.AddAddress(netip.PrefixFrom(a, a.BitLen())); err != nil {
+		alone := netip.PrefixFrom(a, a.BitLen())
+		if err := s.node.AddAddress(alone); err != nil {
 			return fmt.Errorf("give the node an address: %w", err)
+		}
+		via := s.node.Addr4()
+		if a.Is6() {
+			via = s.node.Addr6()
+		}
+		if err := s.lab.Host("out").Route(alone, via); err != nil {
+			return fmt.Errorf("tell a client of the node's address: %w", err)
 		}
 		s.added = append(s.added, a)
 	}

@@ -53,6 +53,7 @@ func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
 
 // carryOut takes one step after the other, until one fails. Refused gets the ports that a failure is to be blamed on.
 func (b *Backend) carryOut(ctx context.Context, p *plan, refused map[forward.PortName]error, r *backend.Report) error {
+	var uncounted error
 	for _, s := range p.steps {
 		if s.rules {
 			text := payload(p.rules)
@@ -62,20 +63,17 @@ func (b *Backend) carryOut(ctx context.Context, p *plan, refused map[forward.Por
 			}
 			b.c.program.held.Chains, b.c.program.held.Jumps = b.c.program.rules.Chains, b.c.program.rules.Jumps
 		}
-		if !s.leave {
-			if err := b.step(ctx, s, refused); err != nil {
-				return err
+		if s.reap {
+			var some bool
+			if some, uncounted = b.reap(ctx); some { // there is more to be taken away than was planned
+				return b.carryOut(ctx, b.c.plan(), refused, r)
 			}
-			continue
 		}
-		if err := b.leave(ctx, s.servers, refused); err != nil {
+		if err := b.step(ctx, s, refused); err != nil {
 			return err
 		}
-		if len(b.c.remainder().servers) > 0 { // what follows must leave alone what these need
-			return b.carryOut(ctx, b.c.plan(), refused, r)
-		}
 	}
-	return nil
+	return uncounted
 }
 
 // step carries out what one edge does in one call, and notes what of it took effect.

@@ -36,6 +36,13 @@ type destination struct {
 	addr   netip.AddrPort
 }
 
+// A share is how a destination serves. One with weight 0 gets no new connections, and keeps those that it has until the
+// given time, see drain.go; until is 0 for the others.
+type share struct {
+	weight uint16
+	until  moment
+}
+
 // A program is all that is wanted of the kernel, and what it holds where that differs.
 type program struct {
 	rules ruleset.Program
@@ -44,7 +51,7 @@ type program struct {
 	sets         ledger[string, ipset.Set]
 	members      ledger[member, uint32]
 	servers      ledger[ipvs.Key, ipvs.Properties]
-	destinations ledger[destination, uint16]
+	destinations ledger[destination, share]
 	locals       ledger[netip.Addr, netip.Addr]
 }
 
@@ -52,7 +59,7 @@ func newProgram() program {
 	return program{
 		rules: ruleset.NewProgram(), held: ruleset.Observation{Chains: map[ruleset.ID]ruleset.Body{}},
 		sets: newLedger[string, ipset.Set](), members: newLedger[member, uint32](),
-		servers: newLedger[ipvs.Key, ipvs.Properties](), destinations: newLedger[destination, uint16](),
+		servers: newLedger[ipvs.Key, ipvs.Properties](), destinations: newLedger[destination, share](),
 		locals: newLedger[netip.Addr, netip.Addr](),
 	}
 }
@@ -71,14 +78,9 @@ type compiler struct {
 	// users counts, for each address that is made local, the frontends that need it.
 	users map[netip.Addr]int
 	marks map[uint32]forward.Key
-	// protocols has those of the marks' frontends.
-	protocols map[uint32]model.Protocol
 	// foreign are virtual servers of others, as they were seen last.
 	foreign map[ipvs.Key]bool
-	// draining are endpoints that only keep their connections, each with the end of its time; nextPoll is when to look at
-	// them.
-	draining map[destination]time.Time
-	nextPoll time.Time
+	drain   drain
 }
 
 // compiled is a port as it was rendered last, to take it out again.
@@ -100,7 +102,7 @@ func newCompiler(opt Options) *compiler {
 	return &compiler{
 		opt: opt, program: newProgram(), ports: map[forward.PortName]*compiled{},
 		refused: map[forward.PortName]error{}, users: map[netip.Addr]int{}, marks: map[uint32]forward.Key{},
-		foreign: map[ipvs.Key]bool{}, protocols: map[uint32]model.Protocol{}, draining: map[destination]time.Time{},
+		foreign: map[ipvs.Key]bool{}, drain: newDrain(),
 	}
 }
 
@@ -128,8 +130,9 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 		}
 	}
 	// A frontend can pass from one port to another, so all are taken out before any is put in.
+	was := left{servers: map[ipvs.Key]ipvs.Properties{}}
 	for _, n := range names {
-		c.retract(n)
+		c.retract(n, &was)
 	}
 	var problems []backend.Problem
 	for _, n := range names {
@@ -137,6 +140,7 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 			problems = append(problems, backend.Problem{Port: n, Reason: "CannotExpress", Err: err})
 		}
 	}
+	c.retain(was)
 	return problems
 }
 
@@ -204,32 +208,37 @@ func sourceOf(ctx *forward.Context) netip.Addr {
 	return netip.Addr{}
 }
 
-// retract takes out what a port put in.
-func (c *compiler) retract(n forward.PortName) {
+// left is what ports had before they were rendered anew.
+type left struct {
+	servers map[ipvs.Key]ipvs.Properties
+	marks   []uint32
+}
+
+// retract takes out what a port put in, and notes it.
+func (c *compiler) retract(n forward.PortName, was *left) {
 	have := c.ports[n]
 	if have == nil {
 		return
 	}
 	p := &c.program
 	for _, s := range have.servers {
+		was.servers[s.key] = s.how
 		p.servers.drop(s.key)
 		for _, ep := range s.endpoints {
-			p.destinations.drop(destination{s.key, ep.AddrPort})
+			c.leave(destination{s.key, ep.AddrPort})
 		}
 	}
 	for _, m := range have.members {
 		p.members.drop(m.member)
+		if m.mark != 0 {
+			was.marks = append(was.marks, m.mark)
+		}
 	}
 	for _, a := range have.locals {
 		if c.users[a]--; c.users[a] == 0 {
 			delete(c.users, a)
 			p.locals.drop(a)
 			p.members.drop(member{setAddresses, ipset.Entry{Addr: a}})
-		}
-	}
-	for _, m := range have.members {
-		if m.mark != 0 {
-			delete(c.marks, m.mark)
 		}
 	}
 	delete(c.ports, n)
@@ -255,8 +264,11 @@ func (c *compiler) put(t *forward.Table, n forward.PortName) error {
 	p := &c.program
 	for _, s := range out.servers {
 		p.servers.set(s.key, s.how)
+		delete(c.drain.retained, s.key)
 		for _, ep := range s.endpoints {
-			p.destinations.set(destination{s.key, ep.AddrPort}, 1)
+			d := destination{s.key, ep.AddrPort}
+			p.destinations.set(d, share{weight: 1})
+			c.drain.forget(d)
 		}
 	}
 	for _, m := range out.members {
@@ -273,27 +285,38 @@ func (c *compiler) put(t *forward.Table, n forward.PortName) error {
 // dropMark is the bit that a node's firewall drops marked packets by, as upstream's and the kubelet's do.
 const dropMark = 0x8000
 
+// maxSalt is how many marks a frontend may have, for the case that others have the first ones.
+const maxSalt = 4
+
 // mark gives the mark of a frontend's virtual server for pods and this machine. It follows from the frontend, so that a
-// restarted process finds its own, unless another frontend has it already.
+// restarted process finds its own, unless another frontend has it already. It is 0 if all are taken.
 func (c *compiler) mark(k forward.Key) uint32 {
-	for salt := byte(0); ; salt++ {
-		h := fnv.New32a()
-		addr := k.Addr.As16()
-		_, _ = h.Write(append(addr[:], byte(k.Port>>8), byte(k.Port), byte(k.Proto), salt)) // a hash takes everything
-		mark := h.Sum32() &^ (dropMark | c.masqueradeMark())
+	for salt := range byte(maxSalt) {
+		mark := markOf(k, salt, c.masqueradeMark())
 		other, taken := c.marks[mark]
 		if mark == 0 || taken && other != k || c.foreign[ipvs.Key{Family: c.opt.Family, Mark: mark}] {
 			continue
 		}
-		c.marks[mark], c.protocols[mark] = k, k.Proto
+		c.marks[mark] = k
 		return mark
 	}
+	return 0
+}
+
+// markOf hashes a frontend, leaving out the bits that have a meaning of their own.
+func markOf(k forward.Key, salt byte, masquerade uint32) uint32 {
+	h := fnv.New32a()
+	addr := k.Addr.As16()
+	_, _ = h.Write(append(addr[:], byte(k.Port>>8), byte(k.Port), byte(k.Proto), salt)) // a hash takes everything
+	return h.Sum32() &^ (dropMark | masquerade)
 }
 
 // refuse leaves a port out because the kernel did not take it.
 func (c *compiler) refuse(n forward.PortName, err error) {
 	c.refused[n] = err
-	c.retract(n)
+	was := left{servers: map[ipvs.Key]ipvs.Properties{}}
+	c.retract(n, &was)
+	c.retain(was)
 }
 
 // clear wants nothing.
@@ -311,5 +334,5 @@ func (c *compiler) clear() {
 	clear(c.refused)
 	clear(c.users)
 	clear(c.marks)
-	clear(c.draining)
+	c.drain = newDrain()
 }

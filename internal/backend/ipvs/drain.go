@@ -8,226 +8,239 @@ import (
 	"time"
 
 	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipvs"
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
-// A TCP endpoint that goes keeps its connections: it gets no new ones (its weight becomes 0), and is taken away when the
-// last has ended or when its time is up. What such an endpoint needs stays as long: its virtual server, the route to its
-// address, the entries by which the server is known as ours. Nothing is remembered but in the kernel, so a restarted
-// process goes on with what drains. UDP and SCTP endpoints go at once, as their clients would never notice.
+// A TCP endpoint that goes keeps its connections: it stays wanted with weight 0, which gets no new ones, until the last
+// has ended or its time is up. A virtual server that no packet is led to any more, as its frontend serves all clients
+// from one pool now, stays as long as such endpoints need it. UDP and SCTP endpoints go at once, as their clients would
+// never notice; and so does everything of a frontend that is gone, as its address is free for other use (B005).
+//
+// All that is to be remembered is in the kernel, so that a restarted process goes on with what drains: the end of an
+// endpoint's time is its upper threshold, which means nothing where no new connections come.
 
 const (
 	// defaultDrain is how long an endpoint may drain.
 	defaultDrain = 15 * time.Minute
 	// drainPoll is the time between two looks at what drains.
 	drainPoll = 10 * time.Second
+	// epoch is when moments begin, in Unix time: 2020-01-01.
+	epoch = 1577836800
 )
 
-// drains tells whether the connections of a server's endpoints are waited for. A mark's protocol is not known to a
-// process that has not made it; most are TCP.
-func (c *compiler) drains(k ipvs.Key) bool {
-	if !c.begun {
-		return false // everything is to go
+// A moment is a time in seconds since epoch. It fits the kernel's thresholds for 68 years.
+type moment uint32
+
+func momentOf(t time.Time) moment { return moment(max(t.Unix()-epoch, 1)) }
+
+// drain is what a compiler knows of endpoints that drain.
+type drain struct {
+	// leaving has the endpoints by their servers, each with the end of its time.
+	leaving map[ipvs.Key]map[netip.AddrPort]moment
+	// retained are servers that are only there for such endpoints.
+	retained map[ipvs.Key]bool
+	// fresh are servers with endpoints that nobody has looked at yet. The others are looked at again at next.
+	fresh map[ipvs.Key]bool
+	next  time.Time
+}
+
+func newDrain() drain {
+	return drain{
+		leaving: map[ipvs.Key]map[netip.AddrPort]moment{}, retained: map[ipvs.Key]bool{}, fresh: map[ipvs.Key]bool{},
 	}
-	proto := k.Proto
-	if k.Mark != 0 {
-		if known, ok := c.protocols[k.Mark&^c.masqueradeMark()]; ok {
-			proto = known
-		} else {
-			proto = model.TCP
-		}
+}
+
+func (d *drain) note(dest destination, until moment) {
+	if d.leaving[dest.server] == nil {
+		d.leaving[dest.server] = map[netip.AddrPort]moment{}
 	}
-	return proto == model.TCP
+	d.leaving[dest.server][dest.addr] = until
+}
+
+func (d *drain) forget(dest destination) {
+	list := d.leaving[dest.server]
+	if delete(list, dest.addr); len(list) == 0 {
+		delete(d.leaving, dest.server)
+		delete(d.fresh, dest.server)
+	}
 }
 
 func (c *compiler) masqueradeMark() uint32 { return 1 << c.opt.Masquerading.Bit }
 
-// waits tells whether an endpoint drains and need not be looked at yet.
-func (c *compiler) waits(d destination) bool {
-	_, draining := c.draining[d]
-	return draining && c.opt.Now().Before(c.nextPoll) && c.drains(d.server)
+// frontend gives the address and port that clients of a virtual server dial.
+func (c *compiler) frontend(k ipvs.Key) (forward.Key, bool) {
+	if k.Mark == 0 {
+		return forward.Key{Addr: k.Addr.Addr(), Port: k.Addr.Port(), Proto: k.Proto}, true
+	}
+	at, known := c.marks[k.Mark&^c.masqueradeMark()]
+	return at, known
+}
+
+// drains tells whether the connections of a server's endpoints are waited for.
+func (c *compiler) drains(k ipvs.Key) bool {
+	at, known := c.frontend(k)
+	return known && at.Proto == model.TCP
+}
+
+// served tells whether the frontend of a server is wanted.
+func (c *compiler) served(k ipvs.Key) bool {
+	at, known := c.frontend(k)
+	return known && c.program.members.wanted(member{setServed, ipset.Entry{Addr: at.Addr, Proto: at.Proto, Port: at.Port}}).there
+}
+
+// leave lets an endpoint drain, or drops it.
+func (c *compiler) leave(d destination) {
+	p := &c.program
+	if !c.drains(d.server) || !p.destinations.has(d).there {
+		p.destinations.drop(d)
+		return
+	}
+	c.quieten(d, momentOf(c.opt.Now().Add(c.opt.Drain)))
+}
+
+// quieten wants an endpoint without new connections.
+func (c *compiler) quieten(d destination, until moment) {
+	c.program.destinations.set(d, share{until: until})
+	c.drain.note(d, until)
+	c.drain.fresh[d.server] = true
+}
+
+// retain keeps servers that are not wanted any more, as long as endpoints of theirs drain and the frontend is there.
+func (c *compiler) retain(was left) {
+	p := &c.program
+	for k := range c.drain.leaving {
+		wanted := p.servers.wanted(k).there
+		how, known := was.servers[k]
+		switch {
+		case !c.served(k) || !wanted && !known:
+			c.forsake(k)
+		case !wanted:
+			p.servers.set(k, how)
+			c.drain.retained[k] = true
+		}
+	}
+	for _, mark := range was.marks {
+		plain := ipvs.Key{Family: c.opt.Family, Mark: mark}
+		masked := ipvs.Key{Family: c.opt.Family, Mark: mark | c.masqueradeMark()}
+		if !p.servers.wanted(plain).there && !p.servers.wanted(masked).there {
+			delete(c.marks, mark)
+		}
+	}
+}
+
+// forsake drops a server with its endpoints that drain.
+func (c *compiler) forsake(k ipvs.Key) {
+	for addr := range c.drain.leaving[k] {
+		c.end(destination{k, addr})
+	}
+	if c.drain.retained[k] {
+		delete(c.drain.retained, k)
+		c.program.servers.drop(k)
+	}
+}
+
+// end drops an endpoint that has drained, and its server if that was there for it alone.
+func (c *compiler) end(d destination) {
+	c.program.destinations.drop(d)
+	c.drain.forget(d)
+	if _, more := c.drain.leaving[d.server]; !more && c.drain.retained[d.server] {
+		delete(c.drain.retained, d.server)
+		c.program.servers.drop(d.server)
+	}
+}
+
+// adopt finds what drains in what was read from the kernel: what a former process left, and what it did not come to.
+func (c *compiler) adopt(o *Observation) {
+	if !c.begun {
+		return
+	}
+	p := &c.program
+	now := c.opt.Now()
+	marks := o.marks()
+	for d, v := range o.destinations {
+		if p.destinations.wanted(d).there {
+			continue
+		}
+		mark := d.server.Mark &^ c.masqueradeMark()
+		if at, ours := marks[mark]; ours && mark != 0 {
+			if _, known := c.marks[mark]; !known {
+				c.marks[mark] = at
+			}
+		}
+		if !c.drains(d.server) || !c.served(d.server) {
+			continue
+		}
+		until := momentOf(now.Add(c.opt.Drain))
+		if v.Weight == 0 && v.Upper != 0 {
+			until = min(until, moment(v.Upper))
+		}
+		if !p.servers.wanted(d.server).there {
+			p.servers.set(d.server, o.servers[d.server])
+			c.drain.retained[d.server] = true
+		}
+		c.quieten(d, until)
+	}
+	for k, list := range c.drain.leaving {
+		for addr, until := range list {
+			if v, there := o.destinations[destination{k, addr}]; there && v.Weight == 0 && ended(v, until, now) {
+				c.drain.fresh[k] = true
+			}
+		}
+	}
+	c.drain.next = now.Add(drainPoll)
+}
+
+// ended tells whether an endpoint has drained.
+func ended(v ipvs.Destination, until moment, now time.Time) bool {
+	return v.Active+v.Inactive == 0 || momentOf(now) >= until
+}
+
+// due tells whether it is time to look at what drains.
+func (c *compiler) due() bool {
+	return len(c.drain.fresh) > 0 || len(c.drain.leaving) > 0 && !c.opt.Now().Before(c.drain.next)
 }
 
 // Wake implements backend.Waiter.
 func (b *Backend) Wake() time.Time {
-	if len(b.c.draining) == 0 {
+	if len(b.c.drain.leaving) == 0 {
 		return time.Time{}
 	}
-	return b.c.nextPoll
+	return b.c.drain.next
 }
 
-// A remainder is what must stay for servers that are not wanted any more but have endpoints that drain.
-type remainder struct {
-	servers map[ipvs.Key]bool
-	addrs   map[netip.Addr]bool
-}
-
-func (c *compiler) remainder() remainder {
-	r := remainder{servers: map[ipvs.Key]bool{}, addrs: map[netip.Addr]bool{}}
-	for d := range c.draining {
-		if c.waits(d) && !c.program.servers.wanted(d.server).there {
-			r.servers[d.server] = true
-			r.addrs[d.server.Addr.Addr()] = true
-		}
-	}
-	if len(r.servers) == 0 {
-		return r
-	}
-	for m := range c.program.members.held {
-		if m.set == setSplit && r.split(c, m) {
-			r.addrs[m.entry.Addr] = true
-		}
-	}
-	return r
-}
-
-// split tells whether an entry has the mark of a server that stays.
-func (r remainder) split(c *compiler, m member) bool {
-	mark := c.program.members.has(m).value
-	f := c.opt.Family
-	return r.servers[ipvs.Key{Family: f, Mark: mark}] || r.servers[ipvs.Key{Family: f, Mark: mark | c.masqueradeMark()}]
-}
-
-// keeps tells whether an entry must stay.
-func (r remainder) keeps(c *compiler, m member) bool {
-	switch m.set {
-	case setServed:
-		return r.servers[ipvs.Key{
-			Family: c.opt.Family, Proto: m.entry.Proto, Addr: netip.AddrPortFrom(m.entry.Addr, m.entry.Port),
-		}]
-	case setSplit:
-		return r.split(c, m)
-	case setAddresses:
-		return r.addrs[m.entry.Addr]
-	}
-	return false
-}
-
-// takeDraining finds what drains in what was read from the kernel.
-func (c *compiler) takeDraining(o *Observation) {
-	now := c.opt.Now()
-	for d := range c.draining {
-		if v, there := o.destinations[d]; !there || v.Active+v.Inactive == 0 {
-			delete(c.draining, d)
-		}
-	}
-	for d, v := range o.destinations {
-		if _, known := c.draining[d]; known || v.Weight != 0 || v.Active+v.Inactive == 0 || !c.drains(d.server) {
-			continue
-		}
-		if !c.program.destinations.wanted(d).there {
-			c.draining[d] = now.Add(c.opt.Drain)
-			c.nextPoll = now.Add(drainPoll)
-		}
-	}
-}
-
-// leave takes endpoints and servers away, or lets them drain.
-func (b *Backend) leave(ctx context.Context, ops []ipvs.Op, refused map[forward.PortName]error) error {
+// reap looks at what drains and wants away what has drained; it tells whether there was such. What cannot be told of one
+// server does not stop the others.
+func (b *Backend) reap(ctx context.Context) (some bool, err error) {
 	c := b.c
-	candidates := map[ipvs.Key][]destination{}
-	for _, o := range ops {
-		if c.drains(o.Key) {
-			candidates[o.Key] = append(candidates[o.Key], c.leaving(o)...)
-		}
-	}
-	if err := b.quiesce(ctx, candidates, refused); err != nil {
-		return err
-	}
-	busy, failed := b.busy(ctx, candidates)
 	now := c.opt.Now()
-	var removals []ipvs.Op
-	var first error
-	for _, o := range ops {
-		if err := failed[o.Key]; err != nil { // nothing is known of these, which must not stop the others
-			first = err
+	all := !now.Before(c.drain.next)
+	if all {
+		c.drain.next = now.Add(drainPoll)
+	}
+	var failed []error
+	for k, list := range c.drain.leaving {
+		if !all && !c.drain.fresh[k] {
 			continue
 		}
-		removals = append(removals, c.ended(o, busy, now)...)
-	}
-	if len(c.draining) > 0 {
-		c.nextPoll = now.Add(drainPoll)
-	}
-	return errors.Join(first, b.step(ctx, step{servers: removals}, refused))
-}
-
-// leaving gives the endpoints that a removal takes away.
-func (c *compiler) leaving(o ipvs.Op) []destination {
-	if o.Verb == ipvs.RemoveDestination {
-		return []destination{{o.Key, o.To}}
-	}
-	var out []destination
-	for d, held := range c.program.destinations.held {
-		if d.server == o.Key && held.there {
-			out = append(out, d)
+		counted, err := b.kernel.Servers.Destinations(ctx, k)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("count connections: %w", err))
+			continue
 		}
-	}
-	return out
-}
-
-// ended gives what of a removal can be done now: all of it, or the endpoints without connections.
-func (c *compiler) ended(o ipvs.Op, busy map[destination]bool, now time.Time) []ipvs.Op {
-	if !c.drains(o.Key) {
-		return []ipvs.Op{o}
-	}
-	var ended []ipvs.Op
-	kept := false
-	for _, d := range c.leaving(o) {
-		if c.stays(d, busy[d], now) {
-			kept = true
-		} else {
-			ended = append(ended, ipvs.Op{Verb: ipvs.RemoveDestination, Key: d.server, To: d.addr})
+		delete(c.drain.fresh, k)
+		busy := map[netip.AddrPort]bool{}
+		for _, v := range counted {
+			until, leaving := list[v.Addr]
+			busy[v.Addr] = leaving && !(v.Weight == 0 && ended(v, until, now))
 		}
-	}
-	if kept {
-		return ended
-	}
-	return []ipvs.Op{o}
-}
-
-// stays tells whether an endpoint goes on draining, and notes it.
-func (c *compiler) stays(d destination, busy bool, now time.Time) bool {
-	deadline, known := c.draining[d]
-	if !known {
-		deadline = now.Add(c.opt.Drain)
-	}
-	if !busy || !now.Before(deadline) {
-		delete(c.draining, d)
-		return false
-	}
-	c.draining[d] = deadline
-	return true
-}
-
-// quiesce stops new connections to endpoints.
-func (b *Backend) quiesce(
-	ctx context.Context, candidates map[ipvs.Key][]destination, refused map[forward.PortName]error,
-) error {
-	var ops []ipvs.Op
-	for _, list := range candidates {
-		for _, d := range list {
-			if b.c.program.destinations.has(d).value != 0 {
-				ops = append(ops, ipvs.Op{Verb: ipvs.EditDestination, Key: d.server, To: d.addr})
+		for addr := range list {
+			if !busy[addr] {
+				c.end(destination{k, addr})
+				some = true
 			}
 		}
 	}
-	return b.step(ctx, step{servers: ops}, refused)
-}
-
-// busy tells which endpoints have connections, and of which servers that could not be told.
-func (b *Backend) busy(
-	ctx context.Context, candidates map[ipvs.Key][]destination,
-) (busy map[destination]bool, failed map[ipvs.Key]error) {
-	busy, failed = map[destination]bool{}, map[ipvs.Key]error{}
-	for k := range candidates {
-		list, err := b.kernel.Servers.Destinations(ctx, k)
-		if err != nil {
-			failed[k] = fmt.Errorf("count connections: %w", err)
-		}
-		for _, d := range list {
-			busy[destination{k, d.Addr}] = d.Active+d.Inactive > 0
-		}
-	}
-	return busy, failed
+	return some, errors.Join(failed...)
 }

@@ -31,7 +31,7 @@ func newDrainLab(t *testing.T) *drainLab {
 	t.Helper()
 	l := &drainLab{
 		t: t, rules: xtables.NewFake(model.IPv4, xtables.Legacy), sets: ipset.NewFake(), servers: edge.NewFake("rr", "sh"),
-		routes: route.NewFake(nil), now: time.Unix(1000, 0),
+		routes: route.NewFake(nil), now: time.Date(2026, time.March, 1, 0, 0, 0, 0, time.UTC),
 	}
 	l.rules.Sets(l.sets.Has)
 	l.restart()
@@ -95,7 +95,8 @@ func (l *drainLab) expect(when string, want ...string) {
 	var got []string
 	for line := range strings.Lines(l.servers.Dump()) {
 		if after, ok := strings.CutPrefix(strings.TrimSpace(line), "-> "); ok {
-			got = append(got, after)
+			at, _, _ := strings.Cut(after, " upper ")
+			got = append(got, at)
 		}
 	}
 	if strings.Join(got, ", ") != strings.Join(want, ", ") {
@@ -179,23 +180,88 @@ func TestARestartedProcessGoesOnWithWhatDrains(t *testing.T) {
 	l.expect("when they had ended", atSecond+serving)
 }
 
-func TestAServiceThatGoesKeepsItsConnections(t *testing.T) {
+// B005, B006.
+func TestAServiceThatGoesTakesEverythingAlong(t *testing.T) {
+	for name, drainsBefore := range map[string]bool{"with connections": false, "while an endpoint drains": true} {
+		t.Run(name, func(t *testing.T) {
+			l := newDrainLab(t)
+			l.sync(web(model.TCP, first, second), true)
+			l.connect(atFirst, 2, 0)
+			if drainsBefore {
+				l.sync(web(model.TCP, second), false)
+				l.expect("with connections", atFirst+draining, atSecond+serving)
+			}
+			l.sync(web(model.TCP), false)
+			l.expect("gone")
+			if text := l.servers.Dump() + l.routes.Dump(); text != "" {
+				t.Errorf("left of the Service:\n%s", text)
+			}
+			if text := l.sets.Dump(); strings.Contains(text, "10.70.0.1") {
+				t.Errorf("left of the Service:\n%s", text)
+			}
+			if wake := l.b.Wake(); !wake.IsZero() {
+				t.Errorf("to be woken at %s when nothing drains", wake)
+			}
+		})
+	}
+}
+
+// A process that was started in the middle of a drain does not begin the time anew.
+func TestTheTimeOfDrainingSurvivesRestarts(t *testing.T) {
 	l := newDrainLab(t)
 	l.sync(web(model.TCP, first, second), true)
-	l.connect(atSecond, 2, 0)
-	l.sync(web(model.TCP), false)
-	l.expect("with connections", atSecond+draining)
-	for _, need := range []string{"10.70.0.1", "KUBE-IPVS-SERVED"} {
-		if text := l.routes.Dump() + l.sets.Dump(); !strings.Contains(text, need) {
-			t.Errorf("%s is gone while connections live:\n%s", need, text)
-		}
+	l.connect(atFirst, 1, 0)
+	l.sync(web(model.TCP, second), false)
+	for range 5 {
+		l.now = l.now.Add(10 * time.Second)
+		l.restart()
+		l.sync(web(model.TCP, second), true)
+		l.expect("after a restart", atFirst+draining, atSecond+serving)
 	}
-	l.connect(atSecond, 0, 0)
-	l.now = l.b.Wake()
-	l.sync(web(model.TCP), false)
-	l.expect("when they had ended")
-	if text := l.servers.Dump() + l.routes.Dump(); text != "" {
-		t.Errorf("left when the last connection had ended:\n%s", text)
+	l.now = l.now.Add(10 * time.Second)
+	l.restart()
+	l.sync(web(model.TCP, second), true)
+	l.expect("after its time", atSecond+serving)
+}
+
+// What went while no process ran drains as well.
+func TestWhatWentUnseenDrains(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.TCP, first, second), true)
+	l.connect(atFirst, 1, 0)
+	l.restart()
+	l.sync(web(model.TCP, second), true)
+	l.expect("after a restart", atFirst+draining, atSecond+serving)
+}
+
+// B001.
+func TestAnEndpointThatCameBackUnseenServes(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.TCP, first), true)
+	l.connect(atFirst, 1, 0)
+	l.sync(web(model.TCP, second), false)
+	l.restart()
+	l.sync(web(model.TCP, first), true)
+	l.expect("back", atFirst+serving)
+}
+
+// Somebody who flushes the table does not end the connections of endpoints that drain: the kernel joins them to the
+// endpoints that are made anew.
+func TestWhatDrainsIsMadeAnewWhenOthersRemoveIt(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.TCP, first, second), true)
+	l.connect(atFirst, 1, 0)
+	l.sync(web(model.TCP, second), false)
+	k := edge.Key{Family: model.IPv4, Proto: model.TCP, Addr: netip.MustParseAddrPort("10.70.0.1:80")}
+	if err := l.servers.Apply(t.Context(), []edge.Op{{Verb: edge.RemoveServer, Key: k}})[0]; err != nil {
+		t.Fatal(err)
+	}
+	have, err := l.b.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := l.b.Diff(have).String(); !strings.Contains(text, first+":8080 weight 0") {
+		t.Errorf("the repair leaves out what drains:\n%s", text)
 	}
 }
 

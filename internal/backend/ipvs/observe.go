@@ -3,10 +3,12 @@ package ipvs
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
+	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipvs"
 )
@@ -90,14 +92,20 @@ func (o *Observation) readSets(ctx context.Context, t ipset.Table) error {
 	return nil
 }
 
-// owner tells our virtual servers, and upstream's, from others': a set has each of ours before it is made.
+// owner tells our virtual servers, and upstream's, from others': a set has each of ours before it is made, and those of
+// marks bear one that follows from such a frontend.
 func (o *Observation) owner() func(ipvs.Key) bool {
 	marks := map[uint32]bool{}
 	for m, mark := range o.members {
 		if m.set == setSplit {
 			marks[mark] = true
-			marks[mark|1<<o.opt.Masquerading.Bit] = true
 		}
+	}
+	for mark := range o.marks() {
+		marks[mark] = true
+	}
+	for mark := range maps.Clone(marks) {
+		marks[mark|1<<o.opt.Masquerading.Bit] = true
 	}
 	return func(k ipvs.Key) bool {
 		if k.Mark != 0 {
@@ -126,4 +134,19 @@ func (o *Observation) Objects() map[string]int {
 		"chain": chains, "rule": rules, "set": len(o.sets), "entry": len(o.members), "virtual server": len(o.servers),
 		"destination": len(o.destinations), "local route": len(o.locals),
 	}
+}
+
+// marks gives the marks that the frontends may have, each with its frontend.
+func (o *Observation) marks() map[uint32]forward.Key {
+	out := map[uint32]forward.Key{}
+	for m := range o.members {
+		if m.set != setServed {
+			continue
+		}
+		k := forward.Key{Addr: m.entry.Addr, Port: m.entry.Port, Proto: m.entry.Proto}
+		for salt := range byte(maxSalt) {
+			out[markOf(k, salt, 1<<o.opt.Masquerading.Bit)] = k
+		}
+	}
+	return out
 }

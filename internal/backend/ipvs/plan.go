@@ -31,12 +31,14 @@ type step struct {
 	rules   bool
 	servers []ipvs.Op
 	routes  []route.Op
-	// leave tells that the servers' changes take away.
-	leave bool
+	// reap tells to look which endpoints that drain have no connections left.
+	reap bool
 }
 
 // Empty tells that nothing is to be done.
-func (p *plan) Empty() bool { return p.Steps() == 0 }
+func (p *plan) Empty() bool {
+	return p.Steps() == 0 && !slices.ContainsFunc(p.steps, func(s step) bool { return s.reap })
+}
 
 // Steps counts the kernel objects to be written or removed.
 func (p *plan) Steps() int {
@@ -59,6 +61,9 @@ func (p *plan) String() string {
 		}
 		for _, o := range s.servers {
 			fmt.Fprintf(&b, "%s %s %s %s weight %d\n", o.Verb, o.Key, o.Properties, o.To, o.Weight)
+		}
+		if s.reap {
+			b.WriteString("take away endpoints whose connections have ended\n")
 		}
 		for _, o := range s.routes {
 			fmt.Fprintf(&b, "%s %s source %s\n", o.Verb, o.Addr, o.Source)
@@ -98,10 +103,10 @@ func (c *compiler) plan() *plan {
 	out := &plan{rules: ruleset.Diff(p.rules, &p.held), clean: !c.begun}
 	rules := step{rules: true}
 	made, gone := c.setSteps()
-	stay := c.remainder()
-	adds, drops := c.memberOps(true, stay), c.memberOps(false, stay)
-	servers := c.serverOps(stay)
-	locals := c.localOps(stay)
+	adds, drops := c.memberOps(true), c.memberOps(false)
+	staying, going := c.split(drops)
+	servers := c.serverOps()
+	locals := c.localOps()
 	out.add(step{sets: made})
 	out.add(step{sets: pick(adds, setServed, setAddresses, setAllowed, setFiltered, setNotPods, setAll, setSplit, setHealth)})
 	if !out.clean {
@@ -110,19 +115,39 @@ func (c *compiler) plan() *plan {
 	out.add(step{servers: servers.come})
 	out.add(step{sets: pick(adds, setDropped)})
 	out.add(step{routes: locals.come})
-	out.add(step{sets: pick(drops, setDropped)})
-	out.add(step{servers: servers.leave, leave: true})
+	out.add(step{sets: pick(staying, setDropped)})
+	out.add(step{servers: servers.quiet})
+	out.add(step{sets: pick(staying, setSplit)})
+	out.add(step{servers: servers.quietMarked})
+	out.add(step{reap: c.due()})
+	out.add(step{servers: servers.leave})
 	out.add(step{routes: locals.leave})
 	if out.clean {
 		out.add(rules)
 	}
-	out.add(step{sets: pick(drops, setSplit, setAll, setNotPods, setFiltered, setAllowed, setAddresses, setServed, setHealth)})
+	out.add(step{sets: pick(going, setDropped, setSplit)})
+	out.add(step{sets: pick(drops, setAll, setNotPods, setFiltered, setAllowed, setAddresses, setServed, setHealth)})
 	out.add(step{sets: gone})
 	return out
 }
 
+// split tells the entries of frontends that stay from those of frontends that go.
+func (c *compiler) split(drops map[string][]ipset.Op) (staying, going map[string][]ipset.Op) {
+	staying, going = map[string][]ipset.Op{}, map[string][]ipset.Op{}
+	for _, set := range []string{setDropped, setSplit} {
+		for _, o := range drops[set] {
+			to := going
+			if c.program.members.wanted(member{setServed, o.Entry}).there {
+				to = staying
+			}
+			to[set] = append(to[set], o)
+		}
+	}
+	return staying, going
+}
+
 func (p *plan) add(s step) {
-	if s.rules && p.rules.Steps() > 0 || len(s.sets) > 0 || len(s.servers) > 0 || len(s.routes) > 0 {
+	if s.rules && p.rules.Steps() > 0 || s.reap || len(s.sets) > 0 || len(s.servers) > 0 || len(s.routes) > 0 {
 		p.steps = append(p.steps, s)
 	}
 }
@@ -164,13 +189,13 @@ func (c *compiler) replace(name string, want ipset.Set) []ipset.Op {
 
 // memberOps gives the entries to be added, or those to be removed, by their sets. What goes with its whole set is left
 // out.
-func (c *compiler) memberOps(add bool, stay remainder) map[string][]ipset.Op {
+func (c *compiler) memberOps(add bool) map[string][]ipset.Op {
 	l := &c.program.members
 	out := map[string][]ipset.Op{}
 	for m := range l.held {
 		want := l.wanted(m)
 		set, there := c.program.sets.want[m.set]
-		if want.there != add || !there || !add && stay.keeps(c, m) {
+		if want.there != add || !there {
 			continue
 		}
 		verb := ipset.Remove
@@ -197,15 +222,17 @@ func pick(ops map[string][]ipset.Op, names ...string) []ipset.Op {
 // movement is what comes or changes, and what goes.
 type movement[T any] struct{ come, leave []T }
 
-func (c *compiler) serverOps(stay remainder) movement[ipvs.Op] {
-	var out movement[ipvs.Op]
+// serverMovement has besides the endpoints that are to get no more connections, those of marks apart: these keep theirs
+// until no packet is marked any more.
+type serverMovement struct{ come, quiet, quietMarked, leave []ipvs.Op }
+
+func (c *compiler) serverOps() serverMovement {
+	var out serverMovement
 	p := &c.program
 	for k, held := range p.servers.held {
 		switch want := p.servers.wanted(k); {
 		case !want.there:
-			if !stay.servers[k] {
-				out.leave = append(out.leave, ipvs.Op{Verb: ipvs.RemoveServer, Key: k})
-			}
+			out.leave = append(out.leave, ipvs.Op{Verb: ipvs.RemoveServer, Key: k})
 		case held.there:
 			out.come = append(out.come, ipvs.Op{Verb: ipvs.EditServer, Key: k, Properties: want.value})
 		default:
@@ -213,23 +240,29 @@ func (c *compiler) serverOps(stay remainder) movement[ipvs.Op] {
 		}
 	}
 	for d, held := range p.destinations.held {
-		o := ipvs.Op{Key: d.server, To: d.addr}
-		switch want := p.destinations.wanted(d); {
+		want := p.destinations.wanted(d)
+		o := ipvs.Op{
+			Verb: ipvs.EditDestination, Key: d.server, To: d.addr, Weight: want.value.weight, Upper: uint32(want.value.until),
+		}
+		switch {
 		case !want.there:
-			if p.servers.wanted(d.server).there && !c.waits(d) { // else it goes with its server, or later
-				o.Verb = ipvs.RemoveDestination
-				out.leave = append(out.leave, o)
+			if p.servers.wanted(d.server).there { // else it goes with its server
+				out.leave = append(out.leave, ipvs.Op{Verb: ipvs.RemoveDestination, Key: d.server, To: d.addr})
 			}
-		case held.there:
-			o.Verb, o.Weight = ipvs.EditDestination, want.value
+		case !held.there:
+			o.Verb = ipvs.AddDestination
 			out.come = append(out.come, o)
+		case o.Weight == 0 && d.server.Mark != 0:
+			out.quietMarked = append(out.quietMarked, o)
+		case o.Weight == 0:
+			out.quiet = append(out.quiet, o)
 		default:
-			o.Verb, o.Weight = ipvs.AddDestination, want.value
 			out.come = append(out.come, o)
 		}
 	}
-	slices.SortFunc(out.come, compareServerOps)
-	slices.SortFunc(out.leave, compareServerOps)
+	for _, ops := range [][]ipvs.Op{out.come, out.quiet, out.quietMarked, out.leave} {
+		slices.SortFunc(ops, compareServerOps)
+	}
 	return out
 }
 
@@ -237,15 +270,13 @@ func compareServerOps(a, b ipvs.Op) int {
 	return cmp.Or(a.Key.Compare(b.Key), cmp.Compare(a.Verb, b.Verb), a.To.Compare(b.To))
 }
 
-func (c *compiler) localOps(stay remainder) movement[route.Op] {
+func (c *compiler) localOps() movement[route.Op] {
 	var out movement[route.Op]
 	l := &c.program.locals
 	for a, held := range l.held {
 		want := l.wanted(a)
 		o := route.Op{Verb: route.Add, Local: route.Local{Addr: a, Source: want.value}}
 		switch {
-		case !want.there && stay.addrs[a]:
-			continue
 		case !want.there:
 			o.Verb = route.Remove
 			out.leave = append(out.leave, o)
@@ -268,14 +299,14 @@ func (c *compiler) observed(o *Observation) {
 	p.sets.observe(o.sets)
 	p.members.observe(o.members)
 	p.servers.observe(o.servers)
-	weights := make(map[destination]uint16, len(o.destinations))
+	shares := make(map[destination]share, len(o.destinations))
 	for d, v := range o.destinations {
-		weights[d] = v.Weight
+		shares[d] = share{v.Weight, moment(v.Upper)}
 	}
-	p.destinations.observe(weights)
+	p.destinations.observe(shares)
 	p.locals.observe(o.locals)
 	c.foreign = o.foreign
-	c.takeDraining(o)
+	c.adopt(o)
 }
 
 // done takes over what a set's change made of it.
@@ -325,21 +356,15 @@ func (c *compiler) doneServer(o ipvs.Op) {
 		p.servers.acknowledge(o.Key, state[ipvs.Properties]{o.Properties, true})
 	case ipvs.RemoveServer:
 		p.servers.acknowledge(o.Key, state[ipvs.Properties]{})
-		if !p.servers.wanted(o.Key).there {
-			delete(c.protocols, o.Key.Mark&^c.masqueradeMark())
-		}
 		for d := range p.destinations.held {
 			if d.server == o.Key {
-				p.destinations.acknowledge(d, state[uint16]{})
+				p.destinations.acknowledge(d, state[share]{})
 			}
 		}
 	case ipvs.AddDestination, ipvs.EditDestination:
-		p.destinations.acknowledge(d, state[uint16]{o.Weight, true})
-		if o.Weight > 0 { // it is back
-			delete(c.draining, d)
-		}
+		p.destinations.acknowledge(d, state[share]{share{o.Weight, moment(o.Upper)}, true})
 	case ipvs.RemoveDestination:
-		p.destinations.acknowledge(d, state[uint16]{})
+		p.destinations.acknowledge(d, state[share]{})
 	}
 }
 

@@ -147,13 +147,14 @@ func (r *renderer) frontend(f *forward.Frontend, s service) error {
 		if !r.ctx.IsHost(f.Addr) {
 			r.out.locals = append(r.out.locals, f.Addr)
 		}
-		r.address(f, s, f.Addr, masquerade)
-		return nil
+		return r.address(f, s, f.Addr, masquerade)
 	}
 	for _, a := range r.nodeAddresses() {
 		key := forward.Key{Addr: a, Port: f.Port, Proto: r.port.Name.Proto}
 		if _, taken := r.table.Owner(key); !taken { // else it is an external address of a Service
-			r.address(f, s, a, masquerade)
+			if err := r.address(f, s, a, masquerade); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -180,7 +181,7 @@ func (r *renderer) member(set string, e ipset.Entry) {
 }
 
 // address writes a frontend at one address.
-func (r *renderer) address(f *forward.Frontend, s service, addr netip.Addr, masquerade string) {
+func (r *renderer) address(f *forward.Frontend, s service, addr netip.Addr, masquerade string) error {
 	proto := r.port.Name.Proto
 	at := ipset.Entry{Addr: addr, Proto: proto, Port: f.Port}
 	r.member(setServed, at)
@@ -198,15 +199,20 @@ func (r *renderer) address(f *forward.Frontend, s service, addr netip.Addr, masq
 		r.serve(key, 0) // without endpoints the kernel refuses
 	default:
 		r.member(setDropped, at)
+		r.serve(key, 0) // it keeps the connections from before
 	}
 	if s.splits() {
 		mark := r.mark(forward.Key{Addr: addr, Port: f.Port, Proto: proto})
+		if mark == 0 {
+			return errors.New("other virtual servers have all packet marks that it could have")
+		}
 		r.out.members = append(r.out.members, membership{member{setSplit, at}, mark})
 		inner := s.inner()
 		r.serve(ipvs.Key{Family: r.opt.Family, Mark: mark}, inner.Pool)
 		// This machine's own packets bear the mark for masquerading besides.
 		r.serve(ipvs.Key{Family: r.opt.Family, Mark: mark | 1<<r.opt.Masquerading.Bit}, inner.Pool)
 	}
+	return nil
 }
 
 // filter admits the sources of a filtered frontend and nobody else.

@@ -26,8 +26,8 @@ func (b *Backend) Trace(p forward.Packet) (backend.Trace, error) {
 				return nil, false
 			}
 			var to []netip.AddrPort
-			for d, weight := range c.program.destinations.want {
-				if d.server == k && weight > 0 {
+			for d, how := range c.program.destinations.want {
+				if d.server == k && how.weight > 0 {
 					to = append(to, d.addr)
 				}
 			}
