@@ -249,9 +249,9 @@ func TestMistakesEndInOneClearLine(t *testing.T) {
 			`--iptables-flavour "old" is not auto, legacy or nft`,
 		},
 		"a mode of a later version": {
-			[]string{"proxy", "--proxy-mode", "ipvs"},
+			[]string{"proxy", "--proxy-mode", "nftables"},
 			1,
-			`proxy mode "ipvs" is not available in this version; use iptables`,
+			`proxy mode "nftables" is not available in this version; use iptables or ipvs`,
 		},
 		"a directory that is absent": {
 			[]string{"ls", "--manifests", "/does/not/exist"},

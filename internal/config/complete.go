@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -129,6 +130,14 @@ func (o *Options) checkOwn() error {
 	default:
 		return fmt.Errorf("--iptables-flavour %q is not auto, legacy or nft", o.flavour)
 	}
+	switch Addresses(o.addresses) {
+	case AddressesRoutes, AddressesDevice:
+	default:
+		return fmt.Errorf("--ipvs-addresses %q is not routes or device", o.addresses)
+	}
+	if o.drain < time.Second {
+		return fmt.Errorf("--ipvs-drain %s is less than a second", o.drain)
+	}
 	if o.socket == "" {
 		return errors.New("--socket is empty; give a path")
 	}
@@ -156,8 +165,13 @@ func (o *Options) build(c *v1alpha1.KubeProxyConfiguration) (*Config, error) {
 		return nil, fmt.Errorf("bind address %q: %w", c.BindAddress, err)
 	}
 	external, gated := c.FeatureGates["AllowServiceExternalIPs"]
+	mode := Mode(c.Mode)
+	if mode == "" {
+		mode = ModeIPTables
+	}
+	sync, least := periods(c)
 	return &Config{
-		Mode: ModeIPTables, ModeDefaulted: c.Mode == "", NodeName: name,
+		Mode: mode, ModeDefaulted: c.Mode == "", StrictMode: o.strictMode, NodeName: name,
 		Client: Client{
 			Kubeconfig: c.ClientConnection.Kubeconfig, Master: o.master, ContentType: c.ClientConnection.ContentType,
 			AcceptContentTypes: c.ClientConnection.AcceptContentTypes, QPS: c.ClientConnection.QPS,
@@ -167,8 +181,9 @@ func (o *Options) build(c *v1alpha1.KubeProxyConfiguration) (*Config, error) {
 		IPTables: IPTables{
 			Flavour: Flavour(o.flavour), MasqueradeBit: int(*c.IPTables.MasqueradeBit),
 			MasqueradeAll: c.IPTables.MasqueradeAll, LocalhostNodePorts: *c.IPTables.LocalhostNodePorts,
-			SyncPeriod: c.IPTables.SyncPeriod.Duration, MinSyncPeriod: c.IPTables.MinSyncPeriod.Duration,
 		},
+		IPVS:       o.ipvs(c),
+		SyncPeriod: sync, MinSyncPeriod: least,
 		Local:             local(c),
 		NodePortAddresses: canonicalCIDRs(c.NodePortAddresses),
 		BindAddress:       bind,
@@ -178,6 +193,28 @@ func (o *Options) build(c *v1alpha1.KubeProxyConfiguration) (*Config, error) {
 		Log:     logSettings(&c.Logging),
 		Cleanup: o.cleanup, File: o.file, Kept: *c,
 	}, nil
+}
+
+// periods gives the longest and the least time between syncs that the configuration has for its mode.
+func periods(c *v1alpha1.KubeProxyConfiguration) (sync, least time.Duration) {
+	if Mode(c.Mode) == ModeIPVS {
+		return c.IPVS.SyncPeriod.Duration, c.IPVS.MinSyncPeriod.Duration
+	}
+	return c.IPTables.SyncPeriod.Duration, c.IPTables.MinSyncPeriod.Duration
+}
+
+func (o *Options) ipvs(c *v1alpha1.KubeProxyConfiguration) IPVS {
+	out := IPVS{
+		Scheduler: c.IPVS.Scheduler, StrictARP: c.IPVS.StrictARP, Addresses: Addresses(o.addresses), Drain: o.drain,
+		TCPTimeout: c.IPVS.TCPTimeout.Duration, TCPFinTimeout: c.IPVS.TCPFinTimeout.Duration,
+		UDPTimeout: c.IPVS.UDPTimeout.Duration,
+	}
+	for _, text := range c.IPVS.ExcludeCIDRs {
+		if p, err := parsePrefix(text); err == nil { // in other modes they are not checked
+			out.ExcludeCIDRs = append(out.ExcludeCIDRs, p)
+		}
+	}
+	return out
 }
 
 // nodeName gives the override or the host's name, trimmed and in lower case.

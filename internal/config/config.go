@@ -21,8 +21,20 @@ const DefaultSocket = "/run/turnout/turnout.sock"
 // A Mode names a data plane. The zero value is not a mode.
 type Mode string
 
-// ModeIPTables is the only mode that this version can run.
-const ModeIPTables Mode = "iptables"
+// The modes that this version can run.
+const (
+	ModeIPTables Mode = "iptables"
+	ModeIPVS     Mode = "ipvs"
+)
+
+// An Addresses says how the addresses of Services become local in IPVS mode.
+type Addresses string
+
+// AddressesRoutes takes a local route for each, AddressesDevice upstream's device kube-ipvs0.
+const (
+	AddressesRoutes Addresses = "routes"
+	AddressesDevice Addresses = "device"
+)
 
 // A Flavour tells which of the two iptables tool sets is used.
 type Flavour string
@@ -55,8 +67,8 @@ const (
 // A Config is everything that a daemon is told. Every value has been checked and defaulted.
 type Config struct {
 	Mode Mode
-	// ModeDefaulted tells that nobody chose the mode.
-	ModeDefaulted bool
+	// ModeDefaulted tells that nobody chose the mode, StrictMode that no other may stand in for the one that was chosen.
+	ModeDefaulted, StrictMode bool
 	// NodeName is this node's name in the cluster, in lower case.
 	NodeName string
 	Client   Client
@@ -65,7 +77,10 @@ type Config struct {
 	// Socket is the path of the control socket.
 	Socket   string
 	IPTables IPTables
+	IPVS     IPVS
 	Local    Local
+	// SyncPeriod and MinSyncPeriod are those of the mode. SyncPeriod is above 0, MinSyncPeriod is between 0 and SyncPeriod.
+	SyncPeriod, MinSyncPeriod time.Duration
 	// NodePortAddresses are CIDRs and keywords as configured; empty means all addresses. With a bind address the keyword
 	// primary still stands in it: see NodePortsFor.
 	NodePortAddresses []string
@@ -107,8 +122,21 @@ type IPTables struct {
 	MasqueradeBit      int
 	MasqueradeAll      bool
 	LocalhostNodePorts bool
-	// SyncPeriod is above 0, MinSyncPeriod is between 0 and SyncPeriod.
-	SyncPeriod, MinSyncPeriod time.Duration
+}
+
+// IPVS are the settings of IPVS mode.
+type IPVS struct {
+	// Scheduler is as in the annotation of a Service: a name of the kernel's, and flags after commas. Empty is "rr".
+	Scheduler string
+	// ExcludeCIDRs are addresses whose virtual servers belong to others, whoever made them.
+	ExcludeCIDRs []netip.Prefix
+	// StrictARP keeps the machine from answering ARP for the addresses of Services.
+	StrictARP bool
+	Addresses Addresses
+	// Drain is how long a TCP endpoint that goes may keep its connections, at least a second.
+	Drain time.Duration
+	// The timeouts of idle connections; 0 leaves the kernel's.
+	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
 }
 
 // Local says how pods are told from others; only the fields of the chosen mode matter.

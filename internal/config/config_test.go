@@ -51,8 +51,9 @@ func defaults() Config {
 		Socket: "/run/turnout/turnout.sock",
 		IPTables: IPTables{
 			Flavour: FlavourAuto, MasqueradeBit: 14, LocalhostNodePorts: true,
-			SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Second,
 		},
+		IPVS:       IPVS{Addresses: AddressesRoutes, Drain: 15 * time.Minute},
+		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Second,
 		Local:       Local{Mode: LocalClusterCIDR},
 		BindAddress: netip.MustParseAddr("0.0.0.0"),
 		Healthz:     netip.MustParseAddrPort("0.0.0.0:10256"), Metrics: netip.MustParseAddrPort("127.0.0.1:10249"),
@@ -87,7 +88,8 @@ func TestCommandLineAndFileGiveTheConfiguration(t *testing.T) {
 			},
 			want: func(c *Config) {
 				c.ModeDefaulted = false
-				c.IPTables = IPTables{Flavour: FlavourNFT, MasqueradeBit: 7, MasqueradeAll: true, SyncPeriod: time.Minute}
+				c.IPTables = IPTables{Flavour: FlavourNFT, MasqueradeBit: 7, MasqueradeAll: true}
+				c.SyncPeriod, c.MinSyncPeriod = time.Minute, 0
 				c.Local.ClusterCIDRs = []netip.Prefix{
 					netip.MustParsePrefix("10.244.0.0/16"),
 					netip.MustParsePrefix("fd00:244::/56"),
@@ -101,6 +103,34 @@ func TestCommandLineAndFileGiveTheConfiguration(t *testing.T) {
 				c.Manifests, c.Socket = "/", "/s"
 				c.Log = Log{Format: "text", Verbosity: 3, VModule: "loop=5"}
 				c.NoExternalIPs, c.Cleanup = true, true
+			},
+		},
+		"flags of mode ipvs": {
+			args: []string{
+				"--proxy-mode=ipvs", "--strict-proxy-mode", "--ipvs-scheduler=mh,mh-port", "--ipvs-sync-period=1m",
+				"--ipvs-min-sync-period=2s", "--ipvs-exclude-cidrs=10.20.0.77/32,fd20::77/128", "--ipvs-strict-arp",
+				"--ipvs-tcp-timeout=1h", "--ipvs-tcpfin-timeout=1m", "--ipvs-udp-timeout=30s", "--ipvs-drain=5m",
+				"--ipvs-addresses=device",
+			},
+			want: func(c *Config) {
+				c.Mode, c.ModeDefaulted, c.StrictMode = ModeIPVS, false, true
+				c.SyncPeriod, c.MinSyncPeriod = time.Minute, 2*time.Second
+				c.IPVS = IPVS{
+					Scheduler: "mh,mh-port", StrictARP: true, Addresses: AddressesDevice, Drain: 5 * time.Minute,
+					ExcludeCIDRs: []netip.Prefix{
+						netip.MustParsePrefix("10.20.0.77/32"), netip.MustParsePrefix("fd20::77/128"),
+					},
+					TCPTimeout: time.Hour, TCPFinTimeout: time.Minute, UDPTimeout: 30 * time.Second,
+				}
+			},
+		},
+		"a file for mode ipvs": {
+			file: header + "mode: ipvs\nipvs: {scheduler: wlc, strictARP: true, excludeCIDRs: [10.20.0.77/32], syncPeriod: 20s, " +
+				"tcpTimeout: 10m}\niptables: {syncPeriod: 10s}\n",
+			want: func(c *Config) {
+				c.Mode, c.ModeDefaulted, c.SyncPeriod, c.MinSyncPeriod = ModeIPVS, false, 20*time.Second, 0
+				c.IPVS.Scheduler, c.IPVS.StrictARP, c.IPVS.TCPTimeout = "wlc", true, 10*time.Minute
+				c.IPVS.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("10.20.0.77/32")}
 			},
 		},
 		"underscores in flag names are dashes": {
@@ -124,9 +154,9 @@ func TestCommandLineAndFileGiveTheConfiguration(t *testing.T) {
 				c.Client.Kubeconfig, c.Client.AcceptContentTypes = "/k", "application/json"
 				c.Client.QPS, c.Client.Burst = 7, 8
 				c.IPTables = IPTables{
-					Flavour: FlavourAuto, MasqueradeAll: true, SyncPeriod: 10 * time.Second,
-					MinSyncPeriod: 2 * time.Second,
+					Flavour: FlavourAuto, MasqueradeAll: true,
 				}
+				c.SyncPeriod, c.MinSyncPeriod = 10*time.Second, 2*time.Second
 				c.NodePortAddresses = []string{"127.0.0.10/8", "localhost"}
 				c.Log = Log{Format: "json", Verbosity: 2}
 				c.OOMScoreAdj = 0
@@ -368,8 +398,8 @@ func TestAMistakeIsToldInUpstreamsWords(t *testing.T) {
 			[]string{"--bind-address=x", "--oom-score-adj=-1001"},
 		},
 		"a mode of a later version": {
-			"mode: ipvs", `proxy mode "ipvs" is not available in this version; use iptables`,
-			[]string{"--proxy-mode=ipvs"},
+			"mode: nftables", `proxy mode "nftables" is not available in this version; use iptables or ipvs`,
+			[]string{"--proxy-mode=nftables"},
 		},
 		"the removed mode": {
 			"mode: userspace", `proxy mode "userspace" is not available in this version`,
@@ -539,7 +569,7 @@ func FuzzFile(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !cfg.Metrics.IsValid() || cfg.IPTables.SyncPeriod <= 0 || !cfg.BindAddress.IsValid() {
+		if !cfg.Metrics.IsValid() || cfg.SyncPeriod <= 0 || !cfg.BindAddress.IsValid() {
 			t.Errorf("an incomplete configuration was accepted: %+v", cfg)
 		}
 	})

@@ -14,6 +14,9 @@ const (
 	metricsPort = 10249
 )
 
+// defaultDrain is how long an endpoint may drain in IPVS mode.
+const defaultDrain = 15 * time.Minute
+
 // applyDefaults fills in what is absent, with upstream's values. A zero that upstream replaces is replaced here too.
 func applyDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	c.APIVersion, c.Kind = fileVersion, fileKind

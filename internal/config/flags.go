@@ -16,7 +16,9 @@ type Options struct {
 	master, hostname         string
 	manifests, socket        string
 	flavour                  string
-	cleanup                  bool
+	addresses                string
+	drain                    time.Duration
+	strictMode, cleanup      bool
 	healthzPort, metricsPort int32
 	// set is what upstream's flags wrote, in upstream's form.
 	set v1alpha1.KubeProxyConfiguration
@@ -30,7 +32,9 @@ func Normalize(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 
 // NewOptions gives options that hold the defaults.
 func NewOptions() *Options {
-	o := &Options{healthzPort: healthzPort, metricsPort: metricsPort}
+	o := &Options{
+		healthzPort: healthzPort, metricsPort: metricsPort, addresses: string(AddressesRoutes), drain: defaultDrain,
+	}
 	applyDefaults(&o.set)
 	return o
 }
@@ -46,6 +50,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.addServers(fs)
 	o.addForwarding(fs)
 	o.addPeriods(fs)
+	o.addIPVS(fs)
 	o.addKept(fs)
 	logsapi.AddFlags(&o.set.Logging, fs)
 	fs.Lookup("logging-format").Usage = `format of the log: "text" or "json"`
@@ -71,6 +76,12 @@ func (o *Options) addOwn(fs *pflag.FlagSet) {
 	fs.StringVar(&o.socket, "socket", DefaultSocket, "unix socket on which ls and trace ask the daemon")
 	fs.StringVar(&o.flavour, "iptables-flavour", string(FlavourAuto), "iptables tools to use: auto, legacy or nft; "+
 		"auto takes the flavour that the host's other tools use")
+	fs.BoolVar(&o.strictMode, "strict-proxy-mode", false, "end when the proxy mode cannot be used here, instead of using "+
+		"iptables")
+	fs.StringVar(&o.addresses, "ipvs-addresses", o.addresses, "how the addresses of Services become local in mode ipvs: "+
+		"routes, or device for kube-proxy's kube-ipvs0")
+	fs.DurationVar(&o.drain, "ipvs-drain", o.drain, "how long an endpoint that goes may keep its TCP connections in mode "+
+		"ipvs")
 	fs.BoolVar(&o.cleanup, "cleanup", false, "remove all rules and end, as turnout cleanup does")
 }
 
@@ -113,7 +124,7 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 
 func (o *Options) addForwarding(fs *pflag.FlagSet) {
 	s := &o.set
-	fs.StringVar((*string)(&s.Mode), "proxy-mode", "", "proxy mode; this version has iptables, the default")
+	fs.StringVar((*string)(&s.Mode), "proxy-mode", "", "proxy mode: iptables, the default, or ipvs")
 	fs.Int32Var(s.IPTables.MasqueradeBit, "iptables-masquerade-bit", *s.IPTables.MasqueradeBit,
 		"bit of the packet mark that asks for masquerading, 0 to 31")
 	fs.BoolVar(&s.IPTables.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
@@ -147,21 +158,29 @@ func (o *Options) addKept(fs *pflag.FlagSet) {
 	span(&s.Conntrack.UDPTimeout.Duration, "conntrack-udp-timeout", "unanswered UDP; 0 changes nothing")
 	span(&s.Conntrack.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", "answered UDP; 0 changes nothing")
 	fs.StringVar(&s.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "accepted for compatibility")
+}
 
-	span(&s.IPVS.SyncPeriod.Duration, "ipvs-sync-period", "for mode ipvs")
-	span(&s.IPVS.MinSyncPeriod.Duration, "ipvs-min-sync-period", "for mode ipvs")
-	fs.StringVar(&s.IPVS.Scheduler, "ipvs-scheduler", "", "for mode ipvs")
-	fs.StringSliceVar(&s.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "for mode ipvs")
-	fs.BoolVar(&s.IPVS.StrictARP, "ipvs-strict-arp", false, "for mode ipvs")
-	span(&s.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", "for mode ipvs")
-	span(&s.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", "for mode ipvs")
-	span(&s.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", "for mode ipvs")
+func (o *Options) addIPVS(fs *pflag.FlagSet) {
+	s := &o.set.IPVS
+	span := func(p *time.Duration, name, usage string) { fs.DurationVar(p, name, *p, usage) }
+	fs.StringVar(&s.Scheduler, "ipvs-scheduler", "", "how mode ipvs chooses an endpoint: a scheduler of the kernel's, "+
+		"with its flags after commas, as rr (default), wlc or mh,mh-port")
+	span(&s.SyncPeriod.Duration, "ipvs-sync-period", "in mode ipvs, how often everything is compared with the kernel, and "+
+		"the longest wait before a failed Service is tried again")
+	span(&s.MinSyncPeriod.Duration, "ipvs-min-sync-period", "in mode ipvs, the shortest time between two syncs after a "+
+		"burst of changes")
+	fs.StringSliceVar(&s.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "addresses whose virtual servers mode ipvs never touches")
+	fs.BoolVar(&s.StrictARP, "ipvs-strict-arp", false, "in mode ipvs, do not answer ARP for the addresses of Services")
+	span(&s.TCPTimeout.Duration, "ipvs-tcp-timeout", "in mode ipvs, idle TCP connections; 0 leaves the kernel's")
+	span(&s.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", "in mode ipvs, TCP connections after a FIN; 0 leaves the kernel's")
+	span(&s.UDPTimeout.Duration, "ipvs-udp-timeout", "in mode ipvs, idle UDP flows; 0 leaves the kernel's")
 }
 
 // ours tells the flags that count beside a configuration file.
 func ours(name string) bool {
 	switch name {
 	case "config", "hostname-override", "master", "cleanup", "manifests", "socket", "iptables-flavour", "help", "version",
+		"strict-proxy-mode", "ipvs-addresses", "ipvs-drain",
 		"node", "output", "namespace", "in", "host-address",
 		"logging-format", "log-flush-frequency", "v", "vmodule", "log-text-split-stream", "log-text-info-buffer-size":
 		return true

@@ -30,6 +30,7 @@ func validate(c *v1alpha1.KubeProxyConfiguration) error {
 	errs = append(errs, checkIPTables(c, root)...)
 	errs = append(errs, checkLinux(c, root.Child("KubeProxyLinuxConfiguration"))...)
 	errs = append(errs, checkMode(c.Mode, root.Child("Mode"))...)
+	errs = append(errs, checkIPVS(c, root.Child("KubeProxyIPVSConfiguration"))...)
 	if c.ClientConnection.Burst < 0 {
 		errs = append(errs, field.Invalid(root.Child("ClientConnection", "Burst"), int64(c.ClientConnection.Burst),
 			notNegative))
@@ -48,8 +49,8 @@ func validate(c *v1alpha1.KubeProxyConfiguration) error {
 // available refuses the modes that are known and cannot be run by this version, before anything else is said.
 func available(mode v1alpha1.ProxyMode) error {
 	switch mode {
-	case "ipvs", "nftables", "userspace":
-		return fmt.Errorf("proxy mode %q is not available in this version; use iptables", mode)
+	case "nftables", "userspace":
+		return fmt.Errorf("proxy mode %q is not available in this version; use iptables or ipvs", mode)
 	}
 	return nil
 }
@@ -61,6 +62,38 @@ func checkIPTables(c *v1alpha1.KubeProxyConfiguration, root *field.Path) field.E
 	}
 	return nil
 }
+
+// checkIPVS looks at what only IPVS mode uses, if that is the mode.
+func checkIPVS(c *v1alpha1.KubeProxyConfiguration, path *field.Path) field.ErrorList {
+	if Mode(c.Mode) != ModeIPVS {
+		return nil
+	}
+	var errs field.ErrorList
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"TCPTimeout", c.IPVS.TCPTimeout.Duration}, {"TCPFinTimeout", c.IPVS.TCPFinTimeout.Duration},
+		{"UDPTimeout", c.IPVS.UDPTimeout.Duration},
+	} {
+		switch {
+		case d.value < 0:
+			errs = append(errs, field.Invalid(path.Child(d.name), d.value.String(), notNegative))
+		case d.value%time.Second != 0 || d.value > maxIPVSTimeout:
+			errs = append(errs, field.Invalid(path.Child(d.name), d.value.String(),
+				"must be whole seconds, and at most "+maxIPVSTimeout.String()))
+		}
+	}
+	for i, text := range c.IPVS.ExcludeCIDRs {
+		if _, err := parsePrefix(text); err != nil {
+			errs = append(errs, field.Invalid(path.Child("ExcludeCidrs").Index(i), text, "must be a valid CIDR"))
+		}
+	}
+	return errs
+}
+
+// maxIPVSTimeout is what every kernel keeps.
+const maxIPVSTimeout = math.MaxInt32 / 1000 * time.Second
 
 func checkLinux(c *v1alpha1.KubeProxyConfiguration, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
@@ -94,7 +127,7 @@ func checkLinux(c *v1alpha1.KubeProxyConfiguration, path *field.Path) field.Erro
 
 func checkMode(mode v1alpha1.ProxyMode, path *field.Path) field.ErrorList {
 	switch mode {
-	case "", v1alpha1.ProxyMode(ModeIPTables):
+	case "", v1alpha1.ProxyMode(ModeIPTables), v1alpha1.ProxyMode(ModeIPVS):
 		return nil
 	}
 	const want = "must be iptables, ipvs, nftables or blank (blank means the best-available proxy [currently iptables])"
@@ -103,7 +136,7 @@ func checkMode(mode v1alpha1.ProxyMode, path *field.Path) field.ErrorList {
 
 func checkPeriods(c *v1alpha1.KubeProxyConfiguration, root *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	sync, least := c.IPTables.SyncPeriod.Duration, c.IPTables.MinSyncPeriod.Duration
+	sync, least := periods(c)
 	if c.ConfigSyncPeriod.Duration <= 0 {
 		errs = append(errs, field.Invalid(root.Child("ConfigSyncPeriod"), c.ConfigSyncPeriod.Duration.String(), positive))
 	}

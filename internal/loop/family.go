@@ -43,6 +43,9 @@ type family struct {
 	lastErr error
 	retry   backoff
 
+	// wake is when the backend has something to do though nothing changed; zero is never.
+	wake time.Time
+
 	ports  portStates
 	watch  watch
 	follow follow
@@ -88,7 +91,7 @@ func (f *family) roundDue(now time.Time) (at time.Time, ok bool) {
 			at = pace
 		}
 	}
-	at = earliest(at, f.ports.next)
+	at = earliest(earliest(at, f.ports.next), f.wake)
 	return at, !at.IsZero()
 }
 

@@ -60,6 +60,9 @@ type outcome struct {
 	foreign  bool
 	pulseErr error
 
+	// wake is when the backend wants to be called though nothing changed; zero is never.
+	wake time.Time
+
 	start, end time.Time
 	err        error
 }
@@ -115,7 +118,8 @@ func (l *Loop) startRound(f *family, now time.Time) {
 	}
 	f.follow.note(table, delta)
 	delta = f.ports.retryWith(delta, now)
-	if delta.Empty() && f.started && !f.failing {
+	woken := !f.wake.IsZero() && !f.wake.After(now)
+	if delta.Empty() && f.started && !f.failing && !woken {
 		l.inEffect(f, now)
 		return
 	}
@@ -185,6 +189,9 @@ func (l *Loop) carryOut(ctx context.Context, f *family, w work) outcome {
 		return nil
 	})
 	out.end = l.clock.Now()
+	if waiter, ok := b.(backend.Waiter); ok {
+		out.wake = waiter.Wake()
+	}
 	return out
 }
 
@@ -260,6 +267,10 @@ func (l *Loop) finish(f *family, w work, out outcome) {
 	if w.compile {
 		f.compiled = out.compiled
 	}
+	f.wake = out.wake
+	if !f.wake.IsZero() && !f.wake.After(now) {
+		f.wake = now.Add(leastWake)
+	}
 	if out.compiled {
 		l.takeProblems(f, w, out, now)
 	}
@@ -273,6 +284,9 @@ func (l *Loop) finish(f *family, w work, out outcome) {
 	}
 	l.reportPending()
 }
+
+// leastWake keeps a backend that is always in a hurry from taking all the time.
+const leastWake = time.Second
 
 // fail notes that work as a whole took no effect. The next try starts with reading back.
 func (l *Loop) fail(f *family, out outcome, w work) {
