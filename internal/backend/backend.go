@@ -84,6 +84,8 @@ type Report struct {
 	Err error
 	// Failed are the ports that the kernel refused while the rest of the plan took effect.
 	Failed map[forward.PortName]error
+	// Problems are the ports that took effect in another form than they ask for, as the kernel lacks something.
+	Problems []Problem
 	// Steps counts what was carried out, Bytes what was handed to the kernel or its tool.
 	Steps, Bytes int
 	Took         time.Duration

@@ -58,7 +58,7 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	}
 	checks := d.newHealth()
 	d.loop = loop.New(loop.Config{
-		Families: lanes, MinSyncPeriod: cfg.IPTables.MinSyncPeriod, SyncPeriod: cfg.IPTables.SyncPeriod,
+		Families: lanes, MinSyncPeriod: cfg.MinSyncPeriod, SyncPeriod: cfg.SyncPeriod,
 		Logger: log, Metrics: d.metrics, Health: checks, Started: saveMemory,
 	})
 	addrs, err := link.Addrs()

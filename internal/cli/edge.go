@@ -107,7 +107,7 @@ func (d *daemon) watchHost(ctx context.Context) error {
 // newHealth gives the daemon's health, which counts and logs what it does.
 func (d *daemon) newHealth() *health.Health {
 	return health.New(health.Config{
-		Timeout: 2 * d.cfg.IPTables.SyncPeriod, NodeOptional: d.cfg.Manifests != "",
+		Timeout: 2 * d.cfg.SyncPeriod, NodeOptional: d.cfg.Manifests != "",
 		Answered: func(path string, status int) {
 			if path == "/livez" {
 				d.metrics.Livez(status)

@@ -170,6 +170,9 @@ func (b *Builder) draft(s *model.Snapshot, name model.Name) *draft {
 		d.findings = append(d.findings, found...)
 		d.filtered = f.on
 	}
+	scheduler, near, found := choosing(svc, ctx.Zone)
+	d.findings = append(d.findings, found...)
+	b.selector.weights = near
 	names := make([]PortName, 0, len(svc.Ports))
 	for _, p := range svc.Ports {
 		n := PortName{Name: name, Port: p.Name, Proto: p.Protocol}
@@ -180,7 +183,9 @@ func (b *Builder) draft(s *model.Snapshot, name model.Name) *draft {
 			continue
 		}
 		names = append(names, n)
-		d.ports = append(d.ports, b.port(svc, p, n, &addrs, &f))
+		port := b.port(svc, p, n, &addrs, &f)
+		port.Scheduler = scheduler
+		d.ports = append(d.ports, port)
 	}
 	slices.SortFunc(d.ports, func(x, y *Port) int { return x.Name.Compare(y.Name) })
 	if svc.Type == model.LoadBalancer && svc.ExternalLocal && svc.HealthCheckNodePort != 0 && len(d.ports) > 0 {

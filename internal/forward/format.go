@@ -79,6 +79,7 @@ const (
 	wordUnknown  = "unknown"
 	wordNone     = "none"
 	localMark    = "(local)"
+	weightMark   = "*"
 
 	fieldNode       = "node="
 	fieldZone       = "zone="
@@ -86,6 +87,7 @@ const (
 	fieldInterface  = "interface="
 	fieldPrefix     = "interface-prefix="
 	fieldAffinity   = "affinity="
+	fieldScheduler  = "scheduler="
 	fieldHealth     = "health="
 	fieldLocalReady = "local-ready="
 )
@@ -124,6 +126,7 @@ func (p *Port) format(b *bufio.Writer) {
 	if p.Affinity != 0 {
 		option(b, fieldAffinity, p.Affinity.String())
 	}
+	option(b, fieldScheduler, p.Scheduler)
 	if p.HealthCheckNodePort != 0 {
 		option(b, fieldHealth, strconv.Itoa(int(p.HealthCheckNodePort)))
 		option(b, fieldLocalReady, strconv.Itoa(p.LocalReady))
@@ -163,12 +166,16 @@ func (f *Frontend) format(b *bufio.Writer) {
 	}
 }
 
-// String gives "address:port", with "(local)" after an endpoint on this node.
+// String gives "address:port", with "(local)" after an endpoint on this node, and "*3" after one of weight 3.
 func (e Endpoint) String() string {
+	text := e.AddrPort.String()
 	if e.Local {
-		return e.AddrPort.String() + localMark
+		text += localMark
 	}
-	return e.AddrPort.String()
+	if e.Weight != 0 {
+		text += weightMark + strconv.Itoa(int(e.Weight))
+	}
+	return text
 }
 
 // String gives the route's line in the text form: "from any forward cluster snat=always".

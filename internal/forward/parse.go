@@ -321,6 +321,10 @@ func (p *parser) portOption(word string) error {
 		p.port.Affinity = d
 		return nil
 	}
+	if v, ok := strings.CutPrefix(word, fieldScheduler); ok {
+		p.port.Scheduler = v
+		return nil
+	}
 	if v, ok := strings.CutPrefix(word, fieldHealth); ok {
 		n, err := strconv.ParseUint(v, 10, 16)
 		if err != nil || n == 0 {
@@ -337,7 +341,8 @@ func (p *parser) portOption(word string) error {
 		p.port.LocalReady = int(n)
 		return nil
 	}
-	return fmt.Errorf("no option %q; there are %s, %s and %s", word, fieldAffinity, fieldHealth, fieldLocalReady)
+	return fmt.Errorf("no option %q; there are %s, %s, %s and %s", word, fieldAffinity, fieldScheduler, fieldHealth,
+		fieldLocalReady)
 }
 
 // portLine takes a line that belongs to a port.
@@ -472,12 +477,17 @@ func (p *parser) pool(have []Endpoint, args []string) ([]Endpoint, error) {
 	}
 	list := make([]Endpoint, 0, len(args))
 	for _, a := range args {
-		text, local := strings.CutSuffix(a, localMark)
+		text, share, weighted := strings.Cut(a, weightMark)
+		weight, err := strconv.ParseUint(share, 10, 16)
+		if weighted && (err != nil || weight == 0) {
+			return nil, fmt.Errorf("endpoint %q: the weight is not a number from 1 to 65535", a)
+		}
+		text, local := strings.CutSuffix(text, localMark)
 		addr, err := p.addrPort(text)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, Endpoint{AddrPort: addr, Local: local})
+		list = append(list, Endpoint{AddrPort: addr, Local: local, Weight: uint16(weight)})
 	}
 	slices.SortFunc(list, func(a, b Endpoint) int { return compareText(a.AddrPort, b.AddrPort) })
 	for i := 1; i < len(list); i++ {

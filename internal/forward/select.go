@@ -17,6 +17,7 @@ type candidate struct {
 	// from and to delimit the text of addr in the selector's buffer: the order of pools is that of the texts.
 	from, to int
 	local    bool
+	weight   uint16
 }
 
 // A selector merges the slices of a Service and picks endpoints. It keeps its buffers from one port to the next; the
@@ -24,6 +25,8 @@ type candidate struct {
 type selector struct {
 	text []byte
 	all  []candidate
+	// weights are those of the Service for endpoints that are near.
+	weights nearness
 }
 
 // A selection is what a Service port can use.
@@ -83,6 +86,7 @@ func (s *selector) add(part *model.EndpointSlice, port uint16, nodeName string) 
 		s.text = addr.AppendTo(s.text)
 		s.all = append(s.all, candidate{
 			ep: ep, addr: addr, from: from, to: len(s.text), local: nodeName != "" && ep.Node == nodeName,
+			weight: s.weights.of(part, ep, nodeName),
 		})
 	}
 }
@@ -174,7 +178,7 @@ func (s *selector) endpoints(test func(*candidate) bool) []Endpoint {
 	list := make([]Endpoint, 0, n)
 	for i := range s.all {
 		if c := &s.all[i]; test(c) {
-			list = append(list, Endpoint{AddrPort: c.addr, Local: c.local})
+			list = append(list, Endpoint{AddrPort: c.addr, Local: c.local, Weight: c.weight})
 		}
 	}
 	return list

@@ -229,6 +229,9 @@ type Endpoint struct {
 	netip.AddrPort
 	// Local tells that it is on this node.
 	Local bool
+	// Weight is its share of new connections, in proportion to others' of the pool; 0 counts as 1. Only modes with a
+	// scheduler that knows weights heed it.
+	Weight uint16
 }
 
 // A Port is all that a data plane must know about one port of one Service. Values are never changed once they are in a
@@ -237,6 +240,9 @@ type Port struct {
 	Name PortName
 	// Affinity is the ClientIP session affinity timeout; 0 is none.
 	Affinity time.Duration
+	// Scheduler is how the Service wants its endpoints chosen, as the annotation says it; empty is the mode's default.
+	// Modes that cannot choose take no notice.
+	Scheduler string
 	// Cluster and Local are the two pools, sorted by the text of address:port, without duplicates. A pool that no route
 	// uses is empty.
 	Cluster, Local []Endpoint
@@ -256,7 +262,8 @@ func (p *Port) Equal(o *Port) bool {
 	if p == nil || o == nil || p == o {
 		return p == o
 	}
-	return p.Name == o.Name && p.Affinity == o.Affinity && p.HealthCheckNodePort == o.HealthCheckNodePort &&
+	return p.Name == o.Name && p.Affinity == o.Affinity && p.Scheduler == o.Scheduler &&
+		p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		p.LocalReady == o.LocalReady && slices.Equal(p.Cluster, o.Cluster) && slices.Equal(p.Local, o.Local) &&
 		slices.Equal(p.Serving, o.Serving) && slices.EqualFunc(p.Frontends, o.Frontends, Frontend.Equal)
 }

@@ -245,6 +245,7 @@ func (l *Loop) apply(ctx context.Context, f *family, plan backend.Plan, out *out
 	out.foreign = out.foreign || err != nil || out.pulse != "" && !l.writes.explain(f, out.mark, out.pulse, before)
 	out.applied = true
 	out.report = b.Apply(ctx, plan)
+	out.problems = append(out.problems, out.report.Problems...)
 	if c, ok := b.(RuleCounter); ok {
 		total, last := c.Rules()
 		out.rules = &ruleCounts{total, last}
@@ -271,7 +272,7 @@ func (l *Loop) finish(f *family, w work, out outcome) {
 	if !f.wake.IsZero() && !f.wake.After(now) {
 		f.wake = now.Add(leastWake)
 	}
-	if out.compiled {
+	if out.compiled || len(out.problems) > 0 {
 		l.takeProblems(f, w, out, now)
 	}
 	l.takeReadBack(f, w, out, now)

@@ -24,14 +24,15 @@ func (s *EndpointSlice) Equal(o *EndpointSlice) bool {
 	if s == nil || o == nil {
 		return s == o
 	}
-	return s.Name == o.Name && s.Service == o.Service && s.Family == o.Family && slices.Equal(s.Ports, o.Ports) &&
+	return s.Name == o.Name && s.Service == o.Service && s.Family == o.Family && s.Weight == o.Weight &&
+		slices.Equal(s.Ports, o.Ports) &&
 		slices.EqualFunc(s.Endpoints, o.Endpoints, Endpoint.Equal)
 }
 
 // Equal tells whether two values describe the same endpoint.
 func (e Endpoint) Equal(o Endpoint) bool {
 	return e.Addr == o.Addr && e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating &&
-		e.Node == o.Node && slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
+		e.Node == o.Node && e.Zone == o.Zone && slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
 }
 
 // Equal tells whether two values describe the same Node. Nil equals nil only.

@@ -156,6 +156,9 @@ type EndpointSlice struct {
 	Endpoints []Endpoint
 	// Trigger is the annotation endpoints.kubernetes.io/last-change-trigger-time; zero when absent.
 	Trigger time.Time
+	// Weight is the annotation turnout.dev/weight: the share of new connections that each endpoint of the slice gets, in
+	// proportion to others'; 0 when absent.
+	Weight uint16
 }
 
 // A SlicePort is one entry of a slice's ports; entries without a name or a port number are left out.
@@ -170,8 +173,8 @@ type SlicePort struct {
 type Endpoint struct {
 	Addr                        netip.Addr
 	Ready, Serving, Terminating bool
-	// Node is nodeName, empty when unknown.
-	Node string
+	// Node is nodeName and Zone is zone, empty when unknown.
+	Node, Zone string
 	// ZoneHints and NodeHints are hints.forZones and hints.forNodes.
 	ZoneHints, NodeHints []string
 }

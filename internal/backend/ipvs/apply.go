@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipvs"
 	"github.com/turnout-proxy/turnout/internal/kernel/route"
+	"github.com/turnout-proxy/turnout/internal/model"
 )
 
 // maxRefusals bounds how many ports one Apply takes out one after the other before it gives up.
@@ -39,6 +41,12 @@ func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
 			report.Failed = map[forward.PortName]error{}
 		}
 		for n, err := range refused {
+			if errors.Is(err, ipvs.ErrScheduler) {
+				if problems := b.c.lack(n, err); len(problems) > 0 {
+					report.Problems = append(report.Problems, problems...)
+					continue
+				}
+			}
 			report.Failed[n] = err
 			b.c.refuse(n, err)
 		}
@@ -90,17 +98,65 @@ func (b *Backend) step(ctx context.Context, s step, refused map[forward.PortName
 		}
 		n.take(err, func() { b.c.doneServer(o) }, func() (forward.PortName, bool) { return b.c.ownerOfServer(o) })
 	}
+	n.note(b.prepare(ctx, s.routes))
 	for i, err := range b.kernel.Routes.Apply(ctx, s.routes) {
 		o := s.routes[i]
+		if errors.Is(err, kernel.ErrInvalid) && o.Source.IsValid() {
+			// The kernel takes no source that it still makes sure of. Until it does the source is its choice.
+			o.Source = netip.Addr{}
+			err = b.kernel.Routes.Apply(ctx, []route.Op{o})[0]
+		}
 		n.take(err, func() { b.c.doneRoute(o) }, func() (forward.PortName, bool) { return b.c.ownerOfLocal(o) })
 	}
+	if len(s.former) > 0 {
+		for i, err := range b.kernel.Former.Apply(ctx, s.former) {
+			a := s.former[i].Addr
+			n.take(err, func() { delete(b.c.former, a) }, func() (forward.PortName, bool) { return forward.PortName{}, false })
+		}
+		n.note(abandon(ctx, b.kernel.Former))
+	}
+	if !b.c.begun && len(s.routes) > 0 {
+		n.note(abandon(ctx, b.kernel.Routes))
+	}
 	return n.first
+}
+
+// prepare makes the device that addresses are to be added to.
+func (b *Backend) prepare(ctx context.Context, ops []route.Op) error {
+	device, is := b.kernel.Routes.(route.Device)
+	if !is || !slices.ContainsFunc(ops, func(o route.Op) bool { return o.Verb == route.Add }) {
+		return nil
+	}
+	if err := device.Ensure(ctx); err != nil {
+		return fmt.Errorf("make the device for the addresses of Services: %w", err)
+	}
+	return nil
+}
+
+// abandon removes a device that has no address left of either family.
+func abandon(ctx context.Context, t route.Table) error {
+	device, is := t.(route.Device)
+	if !is {
+		return nil
+	}
+	for _, f := range []model.Family{model.IPv4, model.IPv6} {
+		if left, err := device.List(ctx, f); err != nil || len(left) > 0 {
+			return err //nolint:wrapcheck // it says what was read
+		}
+	}
+	return device.Delete(ctx) //nolint:wrapcheck // it says what was removed
 }
 
 // notes collect what became of the changes of one step.
 type notes struct {
 	refused map[forward.PortName]error
 	first   error
+}
+
+func (n *notes) note(err error) {
+	if n.first == nil {
+		n.first = err
+	}
 }
 
 // take notes one change: done if it took effect; else its port is refused if the kernel would refuse it again.
@@ -114,9 +170,7 @@ func (n *notes) take(err error, done func(), owner func() (forward.PortName, boo
 			n.refused[name] = err
 		}
 	}
-	if n.first == nil {
-		n.first = err
-	}
+	n.note(err)
 }
 
 // gone tells whether an error says that what was to be removed is not there.

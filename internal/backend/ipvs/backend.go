@@ -28,7 +28,9 @@ type Kernel struct {
 	Rules   xtables.Tables
 	Sets    ipset.Table
 	Servers ipvs.Table
-	Routes  route.Table
+	// Routes makes the addresses of Services local. Former is the way in which another program, or this one with another
+	// setting, may have done so: what is there goes once Routes has it. Former may be nil.
+	Routes, Former route.Table
 }
 
 // Backend is the IPVS mode for one IP family.
@@ -37,10 +39,16 @@ type Backend struct {
 	c      *compiler
 }
 
-var _ backend.Backend = (*Backend)(nil)
+var (
+	_ backend.Backend = (*Backend)(nil)
+	_ backend.Waiter  = (*Backend)(nil)
+)
 
 // New gives a backend that writes to the given edges.
-func New(k Kernel, opt Options) *Backend { return &Backend{kernel: k, c: newCompiler(opt)} }
+func New(k Kernel, opt Options) *Backend {
+	_, opt.onDevice = k.Routes.(route.Device)
+	return &Backend{kernel: k, c: newCompiler(opt)}
+}
 
 // Mode gives "ipvs".
 func (b *Backend) Mode() string { return "ipvs" }

@@ -20,15 +20,19 @@ import (
 type Options struct {
 	Family       model.Family
 	Masquerading ruleset.Masquerading
-	// Scheduler is the kernel's name for the way of choosing an endpoint; "" is "rr".
-	Scheduler string
+	// Scheduler is how endpoints are chosen where a Service does not say; the zero value is "rr".
+	Scheduler Scheduler
+	// Exclude are addresses whose virtual servers are others', unless this mode has made them itself.
+	Exclude []netip.Prefix
 	// Drain is how long a TCP endpoint that goes may keep its connections; 0 is 15 minutes.
 	Drain time.Duration
 	// Now is the clock; nil is the machine's.
 	Now func() time.Time
-}
 
-const defaultScheduler = "rr"
+	// onDevice tells that addresses are on a device. Then the kernel takes the address itself for the source of this
+	// machine's own connections to it.
+	onDevice bool
+}
 
 // A destination names one endpoint of a virtual server.
 type destination struct {
@@ -81,6 +85,10 @@ type compiler struct {
 	// foreign are virtual servers of others, as they were seen last.
 	foreign map[ipvs.Key]bool
 	drain   drain
+	// former are addresses that are local in the other way, as they were seen last.
+	former map[netip.Addr]bool
+	// lacking are schedulers that the kernel does not have.
+	lacking map[string]error
 }
 
 // compiled is a port as it was rendered last, to take it out again.
@@ -90,8 +98,8 @@ type compiled struct {
 }
 
 func newCompiler(opt Options) *compiler {
-	if opt.Scheduler == "" {
-		opt.Scheduler = defaultScheduler
+	if opt.Scheduler.Name == "" {
+		opt.Scheduler.Name = defaultScheduler
 	}
 	if opt.Drain == 0 {
 		opt.Drain = defaultDrain
@@ -102,7 +110,7 @@ func newCompiler(opt Options) *compiler {
 	return &compiler{
 		opt: opt, program: newProgram(), ports: map[forward.PortName]*compiled{},
 		refused: map[forward.PortName]error{}, users: map[netip.Addr]int{}, marks: map[uint32]forward.Key{},
-		foreign: map[ipvs.Key]bool{}, drain: newDrain(),
+		foreign: map[ipvs.Key]bool{}, drain: newDrain(), lacking: map[string]error{},
 	}
 }
 
@@ -114,6 +122,7 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 	}
 	for _, n := range d.Ports {
 		delete(c.refused, n)
+		c.askAgain(t.Port(n), c.last(n))
 	}
 	names := c.touched(t, d.Ports)
 	if !c.begun || c.ctx.Detector != t.Context.Detector {
@@ -124,10 +133,8 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 	}
 	before := c.ctx
 	c.ctx, c.begun = t.Context, true
-	if source := c.source(); source != sourceOf(&before) {
-		for a := range c.users {
-			c.program.locals.set(a, source)
-		}
+	if !slices.Equal(before.HostAddrs, t.Context.HostAddrs) {
+		c.renewLocals()
 	}
 	// A frontend can pass from one port to another, so all are taken out before any is put in.
 	was := left{servers: map[ipvs.Key]ipvs.Properties{}}
@@ -136,8 +143,10 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 	}
 	var problems []backend.Problem
 	for _, n := range names {
-		if err := c.put(t, n); err != nil {
+		if err := c.put(t.Port(n), t); err != nil {
 			problems = append(problems, backend.Problem{Port: n, Reason: "CannotExpress", Err: err})
+		} else if err := c.compromise(n); err != nil {
+			problems = append(problems, backend.Problem{Port: n, Reason: reasonScheduler, Err: err})
 		}
 	}
 	c.retain(was)
@@ -196,11 +205,24 @@ func dependsOnHost(p *forward.Port, before, after *forward.Context) bool {
 	})
 }
 
-// source gives the address that this machine's own connections to Services come from.
-func (c *compiler) source() netip.Addr { return sourceOf(&c.ctx) }
+// renewLocals writes the addresses of Services again after this machine's own have changed: the source may be another,
+// and the kernel may have taken routes away with an address.
+func (c *compiler) renewLocals() {
+	for a := range c.users {
+		c.program.locals.set(a, c.source())
+		c.program.locals.acknowledge(a, state[netip.Addr]{unknown(), true})
+	}
+}
 
-func sourceOf(ctx *forward.Context) netip.Addr {
-	for _, a := range ctx.HostAddrs {
+// unknown is a source that no address has.
+func unknown() netip.Addr { return netip.IPv6Unspecified() }
+
+// source gives the address that this machine's own connections to Services come from; invalid if the kernel decides.
+func (c *compiler) source() netip.Addr {
+	if c.opt.onDevice {
+		return netip.Addr{}
+	}
+	for _, a := range c.ctx.HostAddrs {
 		if a.IsGlobalUnicast() {
 			return a
 		}
@@ -245,12 +267,13 @@ func (c *compiler) retract(n forward.PortName, was *left) {
 }
 
 // put renders a port, or leaves it out.
-func (c *compiler) put(t *forward.Table, n forward.PortName) error {
-	port, left := t.Port(n), c.refused[n]
-	if port == nil || left != nil {
-		return nil //nolint:nilerr // that the kernel refused it was reported then
+func (c *compiler) put(port *forward.Port, t owners) error {
+	if port == nil || c.refused[port.Name] != nil {
+		return nil // that the kernel refused it was reported then
 	}
+	n := port.Name
 	r := renderer{opt: c.opt, ctx: &c.ctx, table: t, mark: c.mark, port: port}
+	r.scheduler, r.sticky, _ = c.schedulers(port) // compromise tells what became of the wish
 	out, err := r.render()
 	if err != nil {
 		for _, m := range out.members {
@@ -267,7 +290,7 @@ func (c *compiler) put(t *forward.Table, n forward.PortName) error {
 		delete(c.drain.retained, s.key)
 		for _, ep := range s.endpoints {
 			d := destination{s.key, ep.AddrPort}
-			p.destinations.set(d, share{weight: 1})
+			p.destinations.set(d, share{weight: max(ep.Weight, 1)})
 			c.drain.forget(d)
 		}
 	}

@@ -24,6 +24,18 @@ import (
 
 func TestConforms(t *testing.T) { backendtest.Run(t, mode()) }
 
+// With the addresses on a device, as kube-proxy has them, all is the same.
+func TestConformsOnADevice(t *testing.T) {
+	m := mode()
+	m.Name, m.Real = "ipvs on a device", nil
+	m.Fake = func(_ testing.TB, f model.Family) backendtest.Kernel {
+		k := newFake(f)
+		k.Former, k.Routes = k.Routes, route.NewFakeDummy()
+		return k
+	}
+	backendtest.Run(t, m)
+}
+
 func FuzzBackendsAgree(f *testing.F) { backendtest.Fuzz(f, mode()) }
 
 func mode() backendtest.Mode {
@@ -36,8 +48,8 @@ func mode() backendtest.Mode {
 			"session-affinity-expires": "the kernel remembers a client until its last connection has been forgotten, " +
 				"TIME_WAIT included, and for the timeout from then on (B013)",
 		},
-		Fake:       func(_ testing.TB, f model.Family) backendtest.Kernel { return newFake(f) },
-		Real:       func(_ testing.TB, f model.Family) (backendtest.Kernel, error) { return newReal(f) },
+		Fake: func(_ testing.TB, f model.Family) backendtest.Kernel { return newFake(f) },
+		Real: func(_ testing.TB, f model.Family) (backendtest.Kernel, error) { return newReal(f) },
 	}
 }
 

@@ -108,6 +108,10 @@ func (o Options) dropRules(d forward.Detector) []string {
 func (o Options) masqueradeRules(d forward.Detector) []string {
 	const target = "-j " + chainMarkMasq
 	rules := []string{o.in(setAll, "dst,dst") + target}
+	if o.onDevice {
+		rules = append(rules, ruleset.Comment("connections that took a service address for their source")+
+			o.in(setAddresses, "src")+o.in(setServed, "dst,dst")+target)
+	}
 	notPod := ""
 	if pod, known := ruleset.FromPod(d); known {
 		notPod = "! " + pod

@@ -24,6 +24,8 @@ type Observation struct {
 	// destinations are those of our servers.
 	destinations map[destination]ipvs.Destination
 	locals       map[netip.Addr]netip.Addr
+	// former are addresses that are local in the other way.
+	former []netip.Addr
 	// foreign are the virtual servers of others.
 	foreign map[ipvs.Key]bool
 }
@@ -66,6 +68,16 @@ func observe(ctx context.Context, k Kernel, opt Options) (*Observation, error) {
 	}
 	for _, l := range locals {
 		o.locals[l.Addr] = l.Source
+	}
+	if k.Former == nil {
+		return o, nil
+	}
+	former, err := k.Former.List(ctx, opt.Family)
+	if err != nil {
+		return nil, fmt.Errorf("read the addresses from before: %w", err)
+	}
+	for _, l := range former {
+		o.former = append(o.former, l.Addr)
 	}
 	return o, nil
 }
@@ -112,7 +124,13 @@ func (o *Observation) owner() func(ipvs.Key) bool {
 			return marks[k.Mark]
 		}
 		e := ipset.Entry{Addr: k.Addr.Addr(), Proto: k.Proto, Port: k.Addr.Port()}
-		for _, s := range []string{setServed, setNotPods, setAll, "KUBE-EXTERNAL-IP-LOCAL", "KUBE-LOAD-BALANCER"} {
+		if _, has := o.members[member{setServed, e}]; has {
+			return true
+		}
+		if slices.ContainsFunc(o.opt.Exclude, func(p netip.Prefix) bool { return p.Contains(e.Addr) }) {
+			return false
+		}
+		for _, s := range []string{setNotPods, setAll, "KUBE-EXTERNAL-IP-LOCAL", "KUBE-LOAD-BALANCER"} {
 			if _, has := o.members[member{s, e}]; has {
 				return true
 			}
@@ -132,7 +150,7 @@ func (o *Observation) Objects() map[string]int {
 	chains, rules := o.rules.Count()
 	return map[string]int{
 		"chain": chains, "rule": rules, "set": len(o.sets), "entry": len(o.members), "virtual server": len(o.servers),
-		"destination": len(o.destinations), "local route": len(o.locals),
+		"destination": len(o.destinations), "local address": len(o.locals) + len(o.former),
 	}
 }
 

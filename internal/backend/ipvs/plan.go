@@ -31,6 +31,8 @@ type step struct {
 	rules   bool
 	servers []ipvs.Op
 	routes  []route.Op
+	// former are changes of what is local in the other way.
+	former []route.Op
 	// reap tells to look which endpoints that drain have no connections left.
 	reap bool
 }
@@ -44,7 +46,7 @@ func (p *plan) Empty() bool {
 func (p *plan) Steps() int {
 	n := p.rules.Steps()
 	for _, s := range p.steps {
-		n += len(s.sets) + len(s.servers) + len(s.routes)
+		n += len(s.sets) + len(s.servers) + len(s.routes) + len(s.former)
 	}
 	return n
 }
@@ -65,7 +67,7 @@ func (p *plan) String() string {
 		if s.reap {
 			b.WriteString("take away endpoints whose connections have ended\n")
 		}
-		for _, o := range s.routes {
+		for _, o := range slices.Concat(s.routes, s.former) {
 			fmt.Fprintf(&b, "%s %s source %s\n", o.Verb, o.Addr, o.Source)
 		}
 	}
@@ -115,6 +117,7 @@ func (c *compiler) plan() *plan {
 	out.add(step{servers: servers.come})
 	out.add(step{sets: pick(adds, setDropped)})
 	out.add(step{routes: locals.come})
+	out.add(step{former: c.formerOps()})
 	out.add(step{sets: pick(staying, setDropped)})
 	out.add(step{servers: servers.quiet})
 	out.add(step{sets: pick(staying, setSplit)})
@@ -147,7 +150,8 @@ func (c *compiler) split(drops map[string][]ipset.Op) (staying, going map[string
 }
 
 func (p *plan) add(s step) {
-	if s.rules && p.rules.Steps() > 0 || s.reap || len(s.sets) > 0 || len(s.servers) > 0 || len(s.routes) > 0 {
+	if s.rules && p.rules.Steps() > 0 || s.reap || len(s.sets) > 0 || len(s.servers) > 0 || len(s.routes) > 0 ||
+		len(s.former) > 0 {
 		p.steps = append(p.steps, s)
 	}
 }
@@ -270,6 +274,16 @@ func compareServerOps(a, b ipvs.Op) int {
 	return cmp.Or(a.Key.Compare(b.Key), cmp.Compare(a.Verb, b.Verb), a.To.Compare(b.To))
 }
 
+// formerOps takes away what is local in the other way.
+func (c *compiler) formerOps() []route.Op {
+	var out []route.Op
+	for a := range c.former {
+		out = append(out, route.Op{Verb: route.Remove, Local: route.Local{Addr: a}})
+	}
+	slices.SortFunc(out, func(a, b route.Op) int { return a.Addr.Compare(b.Addr) })
+	return out
+}
+
 func (c *compiler) localOps() movement[route.Op] {
 	var out movement[route.Op]
 	l := &c.program.locals
@@ -306,6 +320,10 @@ func (c *compiler) observed(o *Observation) {
 	p.destinations.observe(shares)
 	p.locals.observe(o.locals)
 	c.foreign = o.foreign
+	c.former = map[netip.Addr]bool{}
+	for _, a := range o.former {
+		c.former[a] = true
+	}
 	c.adopt(o)
 }
 

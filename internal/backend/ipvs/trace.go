@@ -93,6 +93,8 @@ func (t *tracer) inSet(set, directions string, w ruleset.Way) (found bool, mark 
 		if name == setHealth {
 			m.entry = ipset.Entry{Port: w.Dst.Port()}
 		}
+	case "src":
+		m.entry = ipset.Entry{Addr: t.packet.Src.Addr()}
 	case "dst,dst,src":
 		src := t.packet.Src.Addr()
 		for bits := src.BitLen(); bits > 0; bits-- {

@@ -80,8 +80,12 @@ func (f Feature) rule(family model.Family) (table, text string) {
 // that it could not be told, as a lock was held or the right to ask is missing.
 func Probe(ctx context.Context, t Tables, family model.Family, features ...Feature) map[Feature]error {
 	out := make(map[Feature]error, len(features))
+	rules := make([]trial, len(features))
+	for i, f := range features {
+		rules[i].table, rules[i].rule = f.rule(family)
+	}
 	// Usually everything works, and then one attempt for all of them is enough.
-	err := try(ctx, t, family, features)
+	err := try(ctx, t, rules...)
 	// While somebody holds the lock each attempt takes as long as the tools wait for it, and none tells more.
 	if err == nil || len(features) == 1 || errors.Is(err, ErrBusy) {
 		for _, f := range features {
@@ -89,26 +93,33 @@ func Probe(ctx context.Context, t Tables, family model.Family, features ...Featu
 		}
 		return out
 	}
-	for _, f := range features {
-		out[f] = answer(ctx, t, f, try(ctx, t, family, []Feature{f}))
+	for i, f := range features {
+		out[f] = answer(ctx, t, f, try(ctx, t, rules[i]))
 	}
 	return out
 }
 
-// try puts a rule for each feature into scratch chains, and removes these in any case.
-func try(ctx context.Context, t Tables, family model.Family, features []Feature) error {
+// ProbeRule does the same for one rule that needs what the caller has made, as a set. What names it for people.
+func ProbeRule(ctx context.Context, t Tables, what Feature, table, rule string) error {
+	return answer(ctx, t, what, try(ctx, t, trial{table, rule}))
+}
+
+// A trial is a rule and the table to try it in.
+type trial struct{ table, rule string }
+
+// try puts rules into scratch chains, and removes these in any case.
+func try(ctx context.Context, t Tables, rules ...trial) error {
 	sections := map[string]*strings.Builder{}
 	var add, remove strings.Builder
-	for _, table := range []string{"nat", "filter"} {
-		for _, f := range features {
-			in, rule := f.rule(family)
-			if in != table {
+	for _, table := range []string{"mangle", "nat", "filter"} {
+		for _, r := range rules {
+			if r.table != table {
 				continue
 			}
 			if sections[table] == nil {
 				sections[table] = &strings.Builder{}
 			}
-			fmt.Fprintf(sections[table], "-A %s %s\n", probeChain, rule)
+			fmt.Fprintf(sections[table], "-A %s %s\n", probeChain, r.rule)
 		}
 		if rules := sections[table]; rules != nil {
 			fmt.Fprintf(&add, "*%s\n:%s - [0:0]\n%sCOMMIT\n", table, probeChain, rules)

@@ -287,7 +287,7 @@ func TestAFullSliceKeepsAllThatForwardingNeeds(t *testing.T) {
 		Endpoints: []model.Endpoint{
 			{Addr: netip.MustParseAddr("fd00::1"), Ready: true, Serving: true},
 			{
-				Addr: netip.MustParseAddr("fd00::3"), Serving: true, Terminating: true, Node: "n1",
+				Addr: netip.MustParseAddr("fd00::3"), Serving: true, Terminating: true, Node: "n1", Zone: "z9",
 				ZoneHints: []string{"z1", "z2"}, NodeHints: []string{"n1"},
 			},
 			{Addr: netip.MustParseAddr("fd00::4"), Ready: true},

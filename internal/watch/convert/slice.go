@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,8 +46,27 @@ func EndpointSlice(s *discoveryv1.EndpointSlice) (*model.EndpointSlice, []model.
 		// A time that does not parse only leaves one measurement out; it is not worth a finding at each change.
 		out.Trigger, _ = time.Parse(time.RFC3339Nano, at)
 	}
+	out.Weight = f.weight(s.Annotations)
 	return out, f.result()
 }
+
+// weight reads the annotation that says how many connections the endpoints of a slice get.
+func (f *findings) weight(annotations map[string]string) uint16 {
+	text, has := annotations[weightAnnotation]
+	if !has {
+		return 0
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		f.add(model.Warning, InvalidValue, "annotation %s: %s is not a number from 1 to 65535, it is ignored: correct it",
+			weightAnnotation, quote(text))
+		return 0
+	}
+	return uint16(n)
+}
+
+// weightAnnotation is for EndpointSlices.
+const weightAnnotation = annotationDomain + "weight"
 
 // slicePorts reads the ports. An absent name is the empty one and an absent protocol TCP, which are the API's
 // defaults; an absent number means "every port" in the API, which no Service proxy offers.
@@ -108,6 +128,9 @@ func (f *findings) endpoints(list []discoveryv1.Endpoint, family model.Family) [
 		}
 		if e.NodeName != nil {
 			ep.Node = intern(*e.NodeName)
+		}
+		if e.Zone != nil {
+			ep.Zone = intern(*e.Zone)
 		}
 		if e.Hints != nil {
 			ep.ZoneHints = zones.share(len(e.Hints.ForZones), func(i int) string { return e.Hints.ForZones[i].Name })
