@@ -8,15 +8,15 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/turnout-proxy/turnout/internal/backend/iptables"
 	"github.com/turnout-proxy/turnout/internal/config"
 	"github.com/turnout-proxy/turnout/internal/control"
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/xtables"
 )
 
-const cleanupLong = `Remove all iptables rules that Turnout or kube-proxy left on this node, of both flavours and both
-IP families, and nothing else. What other software wrote stays, also a chain of ours that a foreign rule jumps to.
+const cleanupLong = `Remove all that Turnout or kube-proxy left on this node, of all modes, both flavours of iptables and
+both IP families, and nothing else: rules, IP sets, virtual servers, local routes and addresses. What other software made
+stays, also a chain of ours that a foreign rule jumps to.
 
 It refuses while a daemon answers on the socket, which would write the rules again; --force does it all the same.
 Doing it twice is no failure.
@@ -29,7 +29,7 @@ const cleanupExample = `  turnout cleanup
 func (a *app) cleanupCommand() *cobra.Command {
 	force, socket, flavour := false, config.DefaultSocket, string(config.FlavourAuto)
 	cmd := &cobra.Command{
-		Use: "cleanup", Short: "Remove all rules of Turnout and kube-proxy", Long: cleanupLong, Example: cleanupExample,
+		Use: "cleanup", Short: "Remove all that Turnout and kube-proxy left in the kernel", Long: cleanupLong, Example: cleanupExample,
 		Args: noArgs, ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch config.Flavour(flavour) {
@@ -42,7 +42,9 @@ func (a *app) cleanupCommand() *cobra.Command {
 					return err
 				}
 			}
-			return a.cleanup(cmd.Context(), a.stdout, config.Flavour(flavour))
+			return a.cleanup(cmd.Context(), a.stdout, &config.Config{IPTables: config.IPTables{
+				Flavour: config.Flavour(flavour), MasqueradeBit: config.DefaultMasqueradeBit,
+			}})
 		},
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "do it also while a daemon answers on the socket")
@@ -65,18 +67,26 @@ func refuseIfRunning(ctx context.Context, socket string) error {
 }
 
 // cleanup empties every place and says what it removed. A place that fails does not keep the others from being cleaned.
-func (a *app) cleanup(ctx context.Context, w io.Writer, flavour config.Flavour) error {
+func (a *app) cleanup(ctx context.Context, w io.Writer, cfg *config.Config) error {
 	if a.getuid() != 0 {
 		return errors.New("only root can remove rules; run as root")
 	}
-	all, err := places(flavour) //nolint:contextcheck // it has a limit of its own
+	all, err := places(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	var failed []error
 	removed := false
-	for _, p := range all {
+	later := map[int]bool{}
+	for i := 0; i < len(all); i++ {
+		p := all[i]
 		text, err := empty(ctx, p)
+		if err != nil && p.mode == config.ModeIPVS && !later[i] {
+			// Rules of the other flavour may still name its sets.
+			all = append(all, p)
+			later[len(all)-1] = true
+			continue
+		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("clean %s: %w", p, err))
 			continue
@@ -96,7 +106,7 @@ func (a *app) cleanup(ctx context.Context, w io.Writer, flavour config.Flavour) 
 
 // empty syncs one place to the empty table and gives what was removed.
 func empty(ctx context.Context, p place) (string, error) {
-	b := iptables.New(p.tables, iptablesOptions(&config.Config{}, p.family, p.flavour))
+	b := p.backend
 	b.Compile(nil, forward.Delta{})
 	before, err := b.Observe(ctx)
 	if errors.Is(err, xtables.ErrUnsupported) {

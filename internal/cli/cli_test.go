@@ -325,7 +325,7 @@ func TestUnderTheNameKubeProxyTheLineBelongsToTheDaemon(t *testing.T) {
 		},
 		"a mode of a later version": {
 			[]string{"--proxy_mode=nftables"},
-			result{stderr: "turnout: proxy mode \"nftables\" is not available in this version; use iptables\n", status: 1},
+			result{stderr: "turnout: proxy mode \"nftables\" is not available in this version; use iptables or ipvs\n", status: 1},
 		},
 	}
 	for name, tc := range tests {

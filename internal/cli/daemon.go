@@ -24,7 +24,9 @@ const metricsTimeout = 2 * time.Minute
 
 // A daemon is the running proxy with all its parts.
 type daemon struct {
-	cfg     *config.Config
+	cfg *config.Config
+	// mode is the one that runs.
+	mode    config.Mode
 	version string
 	started time.Time
 	log     *slog.Logger
@@ -52,14 +54,21 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	}
 	d := &daemon{cfg: cfg, version: version, started: time.Now(), log: log}
 	d.metrics = metric.New(d.started, version)
-	lanes, err := openLanes(ctx, cfg, log)
+	chosen, err := chooseMode(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	d.mode = chosen.mode
+	d.notify(chosen)
+	lanes, err := openLanes(ctx, cfg, d.mode, log)
 	if err != nil {
 		return err
 	}
 	checks := d.newHealth()
 	d.loop = loop.New(loop.Config{
 		Families: lanes, MinSyncPeriod: cfg.MinSyncPeriod, SyncPeriod: cfg.SyncPeriod,
-		Logger: log, Metrics: d.metrics, Health: checks, Started: saveMemory,
+		VerifyPeriod: d.verifyPeriod(),
+		Logger:       log, Metrics: d.metrics, Health: checks, Started: saveMemory,
 	})
 	addrs, err := link.Addrs()
 	if err != nil {
@@ -90,6 +99,15 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	}
 	log.Info("Stopped, all rules stay")
 	return nil
+}
+
+// verifyPeriod gives how often everything is compared with the kernel though nothing suggests it. In mode ipvs nothing
+// ever does, as the kernel counts no changes of virtual servers and sets; it is soon done there.
+func (d *daemon) verifyPeriod() time.Duration {
+	if d.mode == config.ModeIPVS {
+		return d.cfg.SyncPeriod
+	}
+	return 0
 }
 
 // Until the first sync, where almost all allocation happens, memory is spent for time; from then on it is saved. At

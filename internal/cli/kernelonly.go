@@ -9,6 +9,7 @@ import (
 
 	"github.com/turnout-proxy/turnout/internal/backend"
 	"github.com/turnout-proxy/turnout/internal/backend/iptables"
+	"github.com/turnout-proxy/turnout/internal/backend/ipvs"
 	"github.com/turnout-proxy/turnout/internal/config"
 	"github.com/turnout-proxy/turnout/internal/control/answer"
 	"github.com/turnout-proxy/turnout/internal/forward"
@@ -16,18 +17,21 @@ import (
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
-// A place is where rules may be: the tables of one family in one flavour.
+// A place is where objects of a mode may be: those of one family, with rules of one flavour.
 type place struct {
 	family  model.Family
+	mode    config.Mode
 	flavour xtables.Flavour
-	tables  xtables.Tables
+	backend backend.Backend
 }
 
-func (p place) String() string { return fmt.Sprintf("%s iptables (%s)", p.family, p.flavour) }
+func (p place) String() string { return fmt.Sprintf("%s %s (%s)", p.family, p.mode, p.flavour) }
 
-// places gives every place whose tools are installed. It is an error if there is none.
-func places(flavour config.Flavour) ([]place, error) {
-	var out []place
+// places gives every place that this machine can have: those of mode ipvs first, as its rules have names that mode
+// iptables has, too. It is an error if there is none.
+func places(ctx context.Context, cfg *config.Config) ([]place, error) {
+	flavour := cfg.IPTables.Flavour
+	var out, virtual []place
 	var reasons []error
 	for _, family := range families() {
 		for _, f := range []xtables.Flavour{xtables.NFT, xtables.Legacy} {
@@ -39,9 +43,16 @@ func places(flavour config.Flavour) ([]place, error) {
 				reasons = append(reasons, err)
 				continue
 			}
-			out = append(out, place{family, f, tables})
+			out = append(out, place{
+				family, config.ModeIPTables, f, iptables.New(tables, iptablesOptions(cfg, family, f)),
+			})
+			// A kernel without virtual servers has none of ours.
+			if k, err := ipvsKernel(ctx, cfg, tables); err == nil {
+				virtual = append(virtual, place{family, config.ModeIPVS, f, ipvs.New(k, ipvsOptions(cfg, family))})
+			}
 		}
 	}
+	out = append(virtual, out...)
 	if len(out) == 0 {
 		return nil, errors.Join(reasons...)
 	}
@@ -56,19 +67,30 @@ type sight struct {
 
 // look reads every place, without the knowledge of a daemon. A place that the kernel does not have holds nothing.
 func look(ctx context.Context, cfg *config.Config) ([]sight, error) {
-	all, err := places(cfg.IPTables.Flavour) //nolint:contextcheck // it has a limit of its own
+	all, err := places(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	var out []sight
+	virtual := map[model.Family]bool{}
 	for _, p := range all {
-		b := iptables.New(p.tables, iptablesOptions(cfg, p.family, p.flavour))
-		observed, err := b.Observe(ctx)
+		if virtual[p.family] { // what mode iptables seems to have is part of what was seen
+			continue
+		}
+		observed, err := p.backend.Observe(ctx)
 		if errors.Is(err, xtables.ErrUnsupported) {
 			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", p, err)
+		}
+		counts := observed.Objects()
+		if p.mode == config.ModeIPVS {
+			// Rules alone may be those of mode iptables.
+			if counts["set"] == 0 {
+				continue
+			}
+			virtual[p.family] = true
 		}
 		if objects(observed) > 0 {
 			out = append(out, sight{p, observed})
@@ -94,6 +116,7 @@ func kernelListing(ctx context.Context, cfg *config.Config) (answer.Listing, err
 		return l, err
 	}
 	for _, s := range sights {
+		l.Mode = string(s.mode)
 		l.Rows = append(l.Rows, answer.Held(s.family, s.observed.Rows())...)
 		l.Families = append(l.Families, answer.Family{Family: s.family.String(), Objects: s.observed.Objects()})
 	}
@@ -126,11 +149,12 @@ func kernelTrace(ctx context.Context, cfg *config.Config, p forward.Packet, host
 		if err != nil {
 			return answer.Trace{}, fmt.Errorf("follow the packet through %s: %w", s.place, err)
 		}
+		nothing.Mode = string(s.mode)
 		if bt.Outcome.Do == forward.Pass {
 			continue
 		}
 		tr := answer.FromObjects(p, bt, answer.Held(s.family, s.observed.Rows()))
-		tr.Source, tr.Mode = answer.FromKernel, string(cfg.Mode)
+		tr.Source, tr.Mode = answer.FromKernel, string(s.mode)
 		return tr, nil
 	}
 	return nothing, nil
@@ -150,11 +174,21 @@ func hostAddrs(all []netip.Addr, f model.Family) []netip.Addr {
 // objectsText writes counts for people: "12 chains, 40 rules".
 func objectsText(counts map[string]int) string {
 	var parts []string
-	for _, kind := range []string{"chain", "rule"} {
-		if n := counts[kind]; n == 1 {
+	for _, kind := range []string{"chain", "rule", "set", "entry", "virtual server", "destination", "local address"} {
+		n, has := counts[kind]
+		many := kind + "s"
+		switch kind {
+		case "entry":
+			many = "entries"
+		case "local address":
+			many = kind + "es"
+		}
+		switch {
+		case !has || n == 0 && kind != "chain" && kind != "rule":
+		case n == 1:
 			parts = append(parts, "1 "+kind)
-		} else {
-			parts = append(parts, fmt.Sprintf("%d %ss", n, kind))
+		default:
+			parts = append(parts, fmt.Sprintf("%d %s", n, many))
 		}
 	}
 	return strings.Join(parts, ", ")

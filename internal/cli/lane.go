@@ -22,11 +22,20 @@ import (
 )
 
 // openLanes prepares each IP family that this machine can serve. It is an error if there is none.
-func openLanes(ctx context.Context, cfg *config.Config, log *slog.Logger) ([]loop.Family, error) {
+func openLanes(ctx context.Context, cfg *config.Config, mode config.Mode, log *slog.Logger) ([]loop.Family, error) {
+	open := openLane
+	if mode == config.ModeIPVS {
+		prepareIPVS(ctx, cfg, log)
+		open = openIPVSLane
+	}
 	var lanes []loop.Family
 	var reasons []error
 	for _, f := range families() {
-		lane, err := openLane(ctx, cfg, f, log)
+		if f == model.IPv6 && !ipv6Enabled() {
+			log.Info("IPv6 is switched off on this machine, and its Services are not served")
+			continue
+		}
+		lane, err := open(ctx, cfg, f, log)
 		if err != nil {
 			reasons = append(reasons, err)
 			log.Warn("Services of this IP family are not served", logkey.Family, f, logkey.Err, err)
@@ -35,21 +44,18 @@ func openLanes(ctx context.Context, cfg *config.Config, log *slog.Logger) ([]loo
 		lanes = append(lanes, lane)
 	}
 	if len(lanes) == 0 {
-		return nil, fmt.Errorf("iptables is not available on this host: %w", errors.Join(reasons...))
+		return nil, fmt.Errorf("%s is not available on this host: %w", mode, errors.Join(reasons...))
 	}
 	return lanes, nil
 }
 
 func openLane(ctx context.Context, cfg *config.Config, f model.Family, log *slog.Logger) (loop.Family, error) {
-	if f == model.IPv6 && !ipv6Enabled() {
-		return loop.Family{}, errors.New("IPv6 is switched off on this machine")
-	}
 	tables, flavour, reason, err := openTables(ctx, cfg.IPTables.Flavour, f)
 	if err != nil {
 		return loop.Family{}, err
 	}
 	log.Info("Using iptables Proxier", logkey.Family, f, flavourKey, flavour, logkey.Reason, reason)
-	builder := forward.NewBuilder(forwardConfig(cfg, f))
+	builder := forward.NewBuilder(forwardConfig(cfg, config.ModeIPTables, f))
 	if f == model.IPv4 && builder.Table().Context.NodePorts.Loopback {
 		routeLocalnet(log)
 	}

@@ -26,6 +26,11 @@ const (
 	kubernetesKey = "kubernetes"
 	goKey         = "go"
 	flavourKey    = "flavour"
+	askedKey      = "asked"
+	schedulerKey  = "scheduler"
+	addressesKey  = "addresses"
+	releaseKey    = "kernel"
+	valueKey      = "value"
 )
 
 // The keys of a JSON line's head.

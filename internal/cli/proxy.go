@@ -59,7 +59,7 @@ func (a *app) proxy(ctx context.Context, o *config.Options) error {
 		return err
 	}
 	if cfg.Cleanup {
-		return a.cleanup(ctx, a.stdout, cfg.IPTables.Flavour)
+		return a.cleanup(ctx, a.stdout, cfg)
 	}
 	log, err := newLogger(cfg.Log, a.stderr)
 	if err != nil {

@@ -5,7 +5,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/turnout-proxy/turnout/internal/backend"
 	"github.com/turnout-proxy/turnout/internal/backend/iptables"
+	"github.com/turnout-proxy/turnout/internal/backend/ipvs"
 	"github.com/turnout-proxy/turnout/internal/config"
 	"github.com/turnout-proxy/turnout/internal/control/answer"
 	"github.com/turnout-proxy/turnout/internal/forward"
@@ -18,12 +20,13 @@ import (
 func families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
 
 // forwardConfig gives what the policy needs to know of the configuration for one family.
-func forwardConfig(c *config.Config, f model.Family) forward.Config {
+func forwardConfig(c *config.Config, mode config.Mode, f model.Family) forward.Config {
 	return forward.Config{
 		Family: f, NodeName: c.NodeName, Detect: forward.DetectMode(c.Local.Mode), ClusterCIDRs: c.Local.ClusterCIDRs,
 		BridgeInterface: c.Local.BridgeInterface, InterfaceNamePrefix: c.Local.InterfaceNamePrefix,
 		MasqueradeAll: c.IPTables.MasqueradeAll, NodePortAddresses: c.NodePortsFor(f),
-		LocalhostNodePorts: c.IPTables.LocalhostNodePorts, IgnoreExternalIPs: c.NoExternalIPs,
+		// Virtual servers cannot lead from a loopback address to an endpoint elsewhere.
+		LocalhostNodePorts: c.IPTables.LocalhostNodePorts && mode != config.ModeIPVS, IgnoreExternalIPs: c.NoExternalIPs,
 	}
 }
 
@@ -53,7 +56,7 @@ func loadOffline(cfg *config.Config, host []netip.Addr) (*offline, error) {
 	}
 	host = append(slices.Clone(host), netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback())
 	for _, f := range families() {
-		table, found := forward.Build(forwardConfig(cfg, f), snapshot, forward.Host{Addrs: host})
+		table, found := forward.Build(forwardConfig(cfg, cfg.Mode, f), snapshot, forward.Host{Addrs: host})
 		o.tables[f] = table
 		o.findings = append(o.findings, found...)
 	}
@@ -76,7 +79,7 @@ func (o *offline) trace(p forward.Packet) (answer.Trace, error) {
 	p = answer.Placed(p, t.Context.HostAddrs)
 	tr := answer.Explain(t, p)
 	tr.Source, tr.Mode, tr.Node = answer.FromManifests, string(o.cfg.Mode), o.cfg.NodeName
-	b := iptables.New(nil, iptablesOptions(o.cfg, t.Context.Family, ""))
+	b := offlineBackend(o.cfg, t.Context.Family)
 	b.Compile(t, forward.Delta{Ports: t.Names(), Context: true})
 	bt, err := b.Trace(p)
 	if err != nil {
@@ -84,6 +87,14 @@ func (o *offline) trace(p forward.Packet) (answer.Trace, error) {
 	}
 	tr.Witness(forward.Lookup(t, p), bt)
 	return tr, nil
+}
+
+// offlineBackend gives the mode's backend with no kernel behind it.
+func offlineBackend(c *config.Config, f model.Family) backend.Backend {
+	if c.Mode == config.ModeIPVS {
+		return ipvs.New(ipvs.Kernel{}, ipvsOptions(c, f))
+	}
+	return iptables.New(nil, iptablesOptions(c, f, ""))
 }
 
 // iptablesOptions gives the mode's options for one place; the flavour may be empty where nothing is written.

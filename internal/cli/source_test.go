@@ -38,7 +38,7 @@ func TestThePolicyGetsWhatWasConfigured(t *testing.T) {
 		NodePortAddresses: []string{"192.0.2.1/32"}, LocalhostNodePorts: true, IgnoreExternalIPs: true,
 	}
 	same := cmpopts.EquateComparable(netip.Prefix{})
-	if diff := cmp.Diff(want, forwardConfig(c, model.IPv4), same); diff != "" {
+	if diff := cmp.Diff(want, forwardConfig(c, config.ModeIPTables, model.IPv4), same); diff != "" {
 		t.Errorf("policy (-want +got):\n%s", diff)
 	}
 	rules := iptables.Options{Family: model.IPv6, MasqueradeBit: 7, SectionChains: iptables.NFTSectionChains}

@@ -14,6 +14,9 @@ const (
 	metricsPort = 10249
 )
 
+// DefaultMasqueradeBit is the bit of the packet mark that asks for masquerading.
+const DefaultMasqueradeBit = 14
+
 // defaultDrain is how long an endpoint may drain in IPVS mode.
 const defaultDrain = 15 * time.Minute
 
@@ -27,7 +30,7 @@ func applyDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	setIfZero(&c.NFTables.SyncPeriod.Duration, 30*time.Second)
 	setIfZero(&c.NFTables.MinSyncPeriod.Duration, time.Second)
 	setIfZero(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
-	setIfNil(&c.IPTables.MasqueradeBit, 14)
+	setIfNil(&c.IPTables.MasqueradeBit, DefaultMasqueradeBit)
 	setIfNil(&c.NFTables.MasqueradeBit, 14)
 	setIfNil(&c.IPTables.LocalhostNodePorts, true)
 	setIfNil(&c.OOMScoreAdj, -999)

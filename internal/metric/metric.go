@@ -53,6 +53,7 @@ type Metrics struct {
 	conflicts                        *prometheus.GaugeVec
 	mode                             *prometheus.GaugeVec
 	healthPorts                      *prometheus.GaugeVec
+	fallback                         *prometheus.GaugeVec
 }
 
 // New makes the metrics of a daemon that started at the given time. The build information is exposed as labels of
@@ -154,6 +155,8 @@ func (m *Metrics) own() {
 		"Frontends that are not served because an older object has the same address.", familyLabel)
 	m.suppressed = m.counter("turnout_suppressed_log_lines_total", "Log lines left out because there were too many.")
 	m.mode = m.gauge("turnout_mode", "The mode in use; the value is always 1.", "mode", familyLabel)
+	m.fallback = m.gauge("turnout_proxy_mode_fallback",
+		"1 while another mode stands in for the one that was asked for, else 0.", "asked", "mode")
 	m.healthPorts = m.gauge("turnout_health_check_ports",
 		"Service health check ports by state: open, failed.", "state")
 }

@@ -57,6 +57,15 @@ func (m *Metrics) Round(r Round) {
 	}
 }
 
+// Fallback records whether another mode stands in for the one that was asked for.
+func (m *Metrics) Fallback(asked, mode string, stands bool) {
+	value := 0.0
+	if stands {
+		value = 1
+	}
+	m.fallback.WithLabelValues(asked, mode).Set(value)
+}
+
 // Queued records that a sync was asked for.
 func (m *Metrics) Queued(f model.Family, at time.Time) {
 	m.queuedTimestamp.WithLabelValues(f.String()).Set(seconds(at))

@@ -45,6 +45,9 @@ func Addrs() ([]netip.Addr, error) {
 	return addrs, nil
 }
 
+// serviceDevice has the addresses of Services where a proxy puts them on a device. They are not this machine's own.
+const serviceDevice = "kube-ipvs0"
+
 func list(h *netlink.Handle) ([]netip.Addr, error) {
 	var raw []netlink.Addr
 	var err error
@@ -58,9 +61,13 @@ func list(h *netlink.Handle) ([]netip.Addr, error) {
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("ask for addresses: %w", err)
 	}
+	lent := 0
+	if device, err := h.LinkByName(serviceDevice); err == nil {
+		lent = device.Attrs().Index
+	}
 	out := make([]netip.Addr, 0, len(raw))
 	for _, a := range raw {
-		if a.IPNet == nil {
+		if a.IPNet == nil || lent != 0 && a.LinkIndex == lent {
 			continue
 		}
 		if addr, ok := netip.AddrFromSlice(a.IP); ok {

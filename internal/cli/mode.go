@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/turnout-proxy/turnout/internal/backend/ipvs"
+	"github.com/turnout-proxy/turnout/internal/config"
+	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
+	"github.com/turnout-proxy/turnout/internal/kernel/module"
+	"github.com/turnout-proxy/turnout/internal/logkey"
+	"github.com/turnout-proxy/turnout/internal/model"
+)
+
+// A choice is the mode that runs, and why it is not the one that was asked for; nil if it is.
+type choice struct {
+	mode config.Mode
+	why  error
+}
+
+// chooseMode finds out whether the mode that was asked for works here. If not it gives the one that stands in, or an
+// error where none may.
+func chooseMode(ctx context.Context, cfg *config.Config, log *slog.Logger) (choice, error) {
+	if cfg.Mode != config.ModeIPVS {
+		return choice{mode: cfg.Mode}, nil
+	}
+	err := requireIPVS(ctx, cfg, log)
+	var lacks *ipvs.Lacks
+	if errors.As(err, &lacks) {
+		if loading := module.Load(ctx, lacks.Modules...); loading != nil {
+			log.Info("Could not load modules", logkey.Err, loading)
+		}
+		err = requireIPVS(ctx, cfg, log)
+	}
+	switch {
+	case err == nil:
+		return choice{mode: config.ModeIPVS}, nil
+	case !errors.As(err, &lacks):
+		// That it could not be told is no reason to change the mode: it may work the next time.
+		return choice{}, fmt.Errorf("proxy mode ipvs: %w", err)
+	case cfg.StrictMode:
+		return choice{}, fmt.Errorf("proxy mode ipvs: %w; load them, or leave out --strict-proxy-mode to use iptables", err)
+	}
+	log.Error(fmt.Sprintf("IPVS proxier will not be used because the following required kernel modules are not loaded: %v",
+		lacks.Modules), logkey.Err, errors.Join(lacks.Reasons...))
+	log.Error("Fell back to mode iptables", askedKey, cfg.Mode)
+	return choice{config.ModeIPTables, err}, nil
+}
+
+// requireIPVS tries what mode ipvs needs, for each family that this machine serves.
+func requireIPVS(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
+	var places []ipvs.Place
+	for _, f := range families() {
+		if f == model.IPv6 && !ipv6Enabled() {
+			continue
+		}
+		tables, _, _, err := openTables(ctx, cfg.IPTables.Flavour, f)
+		if err != nil {
+			log.Info("Rules of this IP family were not tried", logkey.Family, f, logkey.Err, err)
+			continue
+		}
+		places = append(places, ipvs.Place{Family: f, Rules: tables})
+	}
+	return ipvs.Require(ctx, ipset.NewKernel(), cfg.IPVS.Scheduler, places...) //nolint:wrapcheck // it says what is missing
+}
+
+// fallback is the reason of the Event and a label of the metric when another mode stands in.
+const fallback = "ProxyModeFallback"
+
+// notify tells of a mode that stands in for the one that was asked for, where operators look besides the log.
+func (d *daemon) notify(c choice) {
+	d.metrics.Fallback(string(d.cfg.Mode), string(c.mode), c.why != nil)
+}
