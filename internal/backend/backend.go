@@ -109,12 +109,19 @@ type Row struct {
 	Endpoints []RowEndpoint
 	// LocalEndpoints are the pool of policy Local where it differs from Endpoints.
 	LocalEndpoints []RowEndpoint `json:",omitempty"`
+	// Scheduler is the kernel's name for how endpoints are chosen, in modes where there is a choice.
+	Scheduler string `json:",omitempty"`
+	// Draining are endpoints that get no new connections and keep those that they have.
+	Draining []RowEndpoint `json:",omitempty"`
 }
 
 // A RowEndpoint is one endpoint of a Row. Share is the part of new connections that it gets, 0..1.
 type RowEndpoint struct {
 	Addr  netip.AddrPort
 	Share float64
+	// Weight and the numbers of connections are there in modes whose kernel objects have them.
+	Weight           uint16 `json:",omitempty"`
+	Active, Inactive uint32 `json:",omitempty"`
 }
 
 // A Trace is the way of one packet through a mode's objects.

@@ -17,6 +17,10 @@ With a daemon on the socket each line is compared with what the kernel holds (co
 changed). Without one the kernel alone is read. With --manifests neither is asked: the list is what a daemon would
 program for the objects of the directory.
 
+In mode ipvs each line also has the scheduler and the numbers of active and inactive connections; with -o wide each
+endpoint has its share, and its weight and connections as "/wWEIGHT/ACTIVE+INACTIVE". --connections lists the connections
+themselves, as ipvsadm -Lnc does.
+
 SERVICE restricts the list to one Service: NAME, NAMESPACE/NAME, or either with :PORTNAME.
 
 Exit status: 0 listed, 1 failed, 2 wrong use. An empty list is no failure.`
@@ -24,11 +28,13 @@ Exit status: 0 listed, 1 failed, 2 wrong use. An empty list is no failure.`
 const lsExample = `  turnout ls
   turnout ls -n shop -o wide
   turnout ls shop/web:http -o json
+  turnout ls shop/web --connections
   turnout ls --manifests ./services --node node-a`
 
 func (a *app) lsCommand() *cobra.Command {
 	o := config.NewOptions()
 	output, namespace := outputTable, ""
+	connections, limit := false, defaultConnections
 	cmd := &cobra.Command{
 		Use: "ls [SERVICE]", Aliases: []string{"list"}, Short: "List what the node forwards", Long: lsLong,
 		Example: lsExample,
@@ -48,10 +54,19 @@ func (a *app) lsCommand() *cobra.Command {
 			}
 			l.Select(namespace, service)
 			l.Sort()
-			return a.printListing(&l, output)
+			if !connections {
+				return a.printListing(&l, output)
+			}
+			c, err := a.connections(cmd.Context(), &l, limit, namespace != "" || service != "")
+			if err != nil {
+				return err
+			}
+			return a.printConnections(&c, output)
 		},
 	}
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "list Services of this namespace only")
+	cmd.Flags().BoolVar(&connections, "connections", false, "list the connections of mode ipvs instead")
+	cmd.Flags().IntVar(&limit, "limit", limit, "how many connections are listed at most; 0 is all")
 	o.AddOfflineFlags(cmd.Flags())
 	addOutput(cmd, &output, outputTable, outputWide, outputJSON, outputYAML)
 	return cmd

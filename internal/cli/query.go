@@ -99,13 +99,15 @@ func (f *momentFamily) rows(read *loop.ReadBack, synced bool) []answer.Row {
 	if !synced {
 		return answer.Held(f.family, read.Observed.Rows())
 	}
+	have := answer.Collapse(want, answer.Held(f.family, read.Observed.Rows()))
 	if read.Drift == 0 {
 		for i := range want {
 			want[i].Drift = answer.DriftNone
 		}
 	} else {
-		want = answer.Compare(want, answer.Held(f.family, read.Observed.Rows()))
+		want = answer.Compare(want, have)
 	}
+	answer.Enliven(want, have)
 	for _, p := range f.trouble {
 		why := "refused by the kernel: " + p.Err
 		if p.Unsupported != "" {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -84,13 +86,17 @@ func renderListing(w io.Writer, l *answer.Listing, wide bool, p paint) error {
 		}
 		return renderNotes(w, l, p)
 	}
-	head := []string{"SERVICE", "KIND", "FRONTEND", "PROTO", "DO", "ENDPOINTS", "DRIFT"}
-	if wide {
-		head = []string{"SERVICE", "KIND", "FRONTEND", "PROTO", "DO", "AFFINITY", "ALLOW", "ENDPOINTS", "DRIFT"}
+	scheduled := slices.ContainsFunc(l.Rows, func(r answer.Row) bool { return r.Scheduler != "" })
+	head := []string{"SERVICE", "KIND", "FRONTEND", "PROTO", "DO"}
+	if scheduled {
+		head = append(head, "SCHEDULER", "ACTIVE", "INACTIVE")
 	}
-	rows := [][]cell{cells(head)}
+	if wide {
+		head = append(head, "AFFINITY", "ALLOW")
+	}
+	rows := [][]cell{cells(append(head, "ENDPOINTS", "DRIFT"))}
 	for i := range l.Rows {
-		rows = append(rows, listingRow(&l.Rows[i], wide))
+		rows = append(rows, listingRow(&l.Rows[i], scheduled, wide))
 	}
 	if err := writeTable(w, rows, p); err != nil {
 		return err
@@ -106,7 +112,7 @@ func cells(texts []string) []cell {
 	return out
 }
 
-func listingRow(r *answer.Row, wide bool) []cell {
+func listingRow(r *answer.Row, scheduled, wide bool) []cell {
 	do := cell{text: r.Do}
 	if r.Do != forward.Forward.String() {
 		do.shade = yellow
@@ -115,11 +121,25 @@ func listingRow(r *answer.Row, wide bool) []cell {
 		}
 	}
 	row := []cell{{text: orDash(r.Service)}, {text: orDash(r.Kind)}, {text: frontendText(r)}, {text: r.Proto}, do}
+	if scheduled {
+		active, inactive := connectionCounts(r)
+		row = append(row, cell{text: orDash(r.Scheduler)}, cell{text: active}, cell{text: inactive})
+	}
 	if wide {
 		return append(row, cell{text: affinityText(r.AffinitySeconds)}, cell{text: allowText(r.Filtered, r.Allow)},
 			cell{text: allEndpoints(r)}, driftCell(r))
 	}
 	return append(row, cell{text: someEndpoints(r)}, driftCell(r))
+}
+
+// connectionCounts adds up a frontend's connections, those that drain included.
+func connectionCounts(r *answer.Row) (active, inactive string) {
+	a, i := 0, 0
+	for _, e := range slices.Concat(r.Endpoints, r.LocalEndpoints, r.Draining) {
+		a += e.Active
+		i += e.Inactive
+	}
+	return strconv.Itoa(a), strconv.Itoa(i)
 }
 
 // frontendText writes an IPv6 node port as "[*]:port", so that the families can be told apart.
@@ -176,9 +196,18 @@ func allowText(filtered bool, allow []string) string {
 
 // someEndpoints fits a column: all of a short list, the count of a long one.
 func someEndpoints(r *answer.Row) string {
-	text := shortList(r.Endpoints)
+	text := pools(r, shortList)
+	if n := len(r.Draining); n > 0 {
+		text += fmt.Sprintf(" (%d draining)", n)
+	}
+	return text
+}
+
+// pools writes who gets which endpoints.
+func pools(r *answer.Row, list func([]answer.Endpoint) string) string {
+	text := list(r.Endpoints)
 	if len(r.LocalEndpoints) > 0 {
-		return shortList(r.LocalEndpoints) + " (for pods " + text + ")"
+		return list(r.LocalEndpoints) + " (for pods " + text + ")"
 	}
 	if len(r.Endpoints) > 0 && r.Do != forward.Forward.String() {
 		return "for pods " + text
@@ -208,12 +237,9 @@ func joinAddrs(list []answer.Endpoint) string {
 
 // allEndpoints lists everything, with shares.
 func allEndpoints(r *answer.Row) string {
-	text := shares(r.Endpoints)
-	if len(r.LocalEndpoints) > 0 {
-		return shares(r.LocalEndpoints) + " (for pods " + text + ")"
-	}
-	if len(r.Endpoints) > 0 && r.Do != forward.Forward.String() {
-		return "for pods " + text
+	text := pools(r, shares)
+	if len(r.Draining) > 0 {
+		text += " draining " + shares(r.Draining)
 	}
 	return text
 }
@@ -225,6 +251,9 @@ func shares(list []answer.Endpoint) string {
 	parts := make([]string, len(list))
 	for i, e := range list {
 		parts[i] = e.Addr + "=" + percent(e.Share)
+		if e.Weight > 0 || e.Active > 0 || e.Inactive > 0 {
+			parts[i] += fmt.Sprintf("/w%d/%d+%d", e.Weight, e.Active, e.Inactive)
+		}
 	}
 	return strings.Join(parts, ",")
 }

@@ -181,7 +181,7 @@ func ours(name string) bool {
 	switch name {
 	case "config", "hostname-override", "master", "cleanup", "manifests", "socket", "iptables-flavour", "help", "version",
 		"strict-proxy-mode", "ipvs-addresses", "ipvs-drain",
-		"node", "output", "namespace", "in", "host-address",
+		"node", "output", "namespace", "in", "host-address", "connections", "limit",
 		"logging-format", "log-flush-frequency", "v", "vmodule", "log-text-split-stream", "log-text-info-buffer-size":
 		return true
 	}

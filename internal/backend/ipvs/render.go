@@ -120,9 +120,9 @@ type renderer struct {
 	table owners
 	// scheduler is the port's, sticky the one by which clients stay where the kernel cannot remember them.
 	scheduler, sticky Scheduler
-	mark  func(forward.Key) uint32
-	port  *forward.Port
-	out   rendering
+	mark              func(forward.Key) uint32
+	port              *forward.Port
+	out               rendering
 }
 
 // render gives what a Service port needs, or the reason why its routes cannot be expressed.

@@ -15,15 +15,13 @@ import (
 func (o *Observation) Rows() []backend.Row {
 	endpoints := map[ipvs.Key][]backend.RowEndpoint{}
 	for d, v := range o.destinations {
-		if v.Weight > 0 {
-			endpoints[d.server] = append(endpoints[d.server], backend.RowEndpoint{Addr: d.addr})
-		}
+		endpoints[d.server] = append(endpoints[d.server], backend.RowEndpoint{
+			Addr: d.addr, Weight: v.Weight, Active: v.Active, Inactive: v.Inactive,
+		})
 	}
-	for _, list := range endpoints {
+	for k, list := range endpoints {
 		slices.SortFunc(list, func(a, b backend.RowEndpoint) int { return cmp.Compare(a.Addr.String(), b.Addr.String()) })
-		for i := range list {
-			list[i].Share = 1 / float64(len(list))
-		}
+		shareOut(list, heedsWeights(o.servers[k].Scheduler))
 	}
 	var rows []backend.Row
 	for m := range o.members {
@@ -43,10 +41,14 @@ func (o *Observation) row(at ipset.Entry, endpoints map[ipvs.Key][]backend.RowEn
 	key := ipvs.Key{Family: o.opt.Family, Proto: at.Proto, Addr: netip.AddrPortFrom(at.Addr, at.Port)}
 	r := backend.Row{Proto: at.Proto.String(), Frontend: key.Addr.String(), Do: forward.Forward.String()}
 	how, there := o.servers[key]
-	r.Affinity, r.Endpoints = how.Timeout, endpoints[key]
+	r.Affinity, r.Scheduler = how.Timeout, how.Scheduler
+	r.Endpoints, r.Draining = serving(endpoints[key])
 	if mark, split := o.members[member{setSplit, at}]; split {
-		r.LocalEndpoints, r.Endpoints = r.Endpoints, endpoints[ipvs.Key{Family: o.opt.Family, Mark: mark}]
-		r.Affinity = max(r.Affinity, o.servers[ipvs.Key{Family: o.opt.Family, Mark: mark}].Timeout)
+		inner := ipvs.Key{Family: o.opt.Family, Mark: mark}
+		masked := ipvs.Key{Family: o.opt.Family, Mark: mark | 1<<o.opt.Masquerading.Bit}
+		r.LocalEndpoints = r.Endpoints
+		r.Endpoints, _ = serving(joined(endpoints[inner], endpoints[masked]))
+		r.Affinity = max(r.Affinity, o.servers[inner].Timeout)
 	} else if _, dropped := o.members[member{setDropped, at}]; dropped {
 		r.Do, r.Reason = forward.Drop.String(), forward.NoLocalEndpoints.String()
 	} else if !there || len(r.Endpoints) == 0 {
@@ -64,4 +66,59 @@ func (o *Observation) row(at ipset.Entry, endpoints map[ipvs.Key][]backend.RowEn
 		}
 	}
 	return r
+}
+
+// shareOut says which part of new connections each endpoint gets.
+func shareOut(list []backend.RowEndpoint, weighted bool) {
+	sum := 0.0
+	part := func(e backend.RowEndpoint) float64 {
+		if weighted || e.Weight == 0 {
+			return float64(e.Weight)
+		}
+		return 1
+	}
+	for _, e := range list {
+		sum += part(e)
+	}
+	for i := range list {
+		if sum > 0 {
+			list[i].Share = part(list[i]) / sum
+		}
+	}
+}
+
+// heedsWeights tells whether a scheduler gives an endpoint of more weight more connections. Source: ipvsadm(8).
+func heedsWeights(scheduler string) bool {
+	switch scheduler {
+	case "wrr", "wlc", "sed", "nq", "sh", "mh", "fo", "ovf":
+		return true
+	}
+	return false
+}
+
+// serving parts the endpoints that get new connections from those that only keep what they have.
+func serving(list []backend.RowEndpoint) (serve, drain []backend.RowEndpoint) {
+	for _, e := range list {
+		if e.Weight > 0 {
+			serve = append(serve, e)
+		} else {
+			drain = append(drain, e)
+		}
+	}
+	return serve, drain
+}
+
+// joined adds up the connections of the two virtual servers that pods and this machine are led to.
+func joined(a, b []backend.RowEndpoint) []backend.RowEndpoint {
+	out := slices.Clone(a)
+	for _, e := range b {
+		i := slices.IndexFunc(out, func(have backend.RowEndpoint) bool { return have.Addr == e.Addr })
+		if i < 0 {
+			out = append(out, e)
+			continue
+		}
+		out[i].Active += e.Active
+		out[i].Inactive += e.Inactive
+	}
+	return out
 }

@@ -89,6 +89,10 @@ type Row struct {
 	Endpoints []Endpoint `json:"endpoints"`
 	// LocalEndpoints are those for clients from outside under traffic policy Local, where they are others.
 	LocalEndpoints []Endpoint `json:"localEndpoints,omitempty"`
+	// Scheduler is the kernel's name for how endpoints are chosen, in modes where there is a choice.
+	Scheduler string `json:"scheduler,omitempty"`
+	// Draining are endpoints that get no new connections and keep those that they have.
+	Draining []Endpoint `json:"draining,omitempty"`
 	// Drift compares the kernel with what is wanted; see the Drift constants. Empty means that it is not known.
 	Drift string `json:"drift,omitempty"`
 	// Detail says what differs, or why the frontend is not served.
@@ -111,6 +115,29 @@ const (
 type Endpoint struct {
 	Addr  string  `json:"addr"`
 	Share float64 `json:"share"`
+	// Weight and the numbers of connections are there in modes whose kernel objects have them.
+	Weight   int `json:"weight,omitempty"`
+	Active   int `json:"active,omitempty"`
+	Inactive int `json:"inactive,omitempty"`
+}
+
+// Connections are what the kernel's virtual servers have connected, in mode ipvs.
+type Connections struct {
+	Connections []Connection `json:"connections"`
+	// More tells that the list ends at the limit that was asked for.
+	More bool `json:"more,omitempty"`
+}
+
+// A Connection is one of them, or, if Remembered is set, a client that stays at its endpoint without one.
+type Connection struct {
+	Service        string `json:"service,omitempty"`
+	Proto          string `json:"proto"`
+	State          string `json:"state"`
+	ExpiresSeconds int    `json:"expiresSeconds"`
+	Client         string `json:"client"`
+	Frontend       string `json:"frontend"`
+	Endpoint       string `json:"endpoint"`
+	Remembered     bool   `json:"remembered,omitempty"`
 }
 
 // A Finding is something that a user should know about one object.

@@ -131,7 +131,7 @@ func TestKernelRowsReadLikeWantedOnes(t *testing.T) {
 	want := wantedRows()
 	want[1].Kind = ""
 	for _, i := range []int{3, 4} {
-		want[i].Endpoints = []Endpoint{{"10.60.1.11:8080", 0.4999}, {"10.60.2.11:8080", 0.5001}}
+		want[i].Endpoints = []Endpoint{{Addr: "10.60.1.11:8080", Share: 0.4999}, {Addr: "10.60.2.11:8080", Share: 0.5001}}
 	}
 	got := Held(model.IPv4, kernelRows())
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
@@ -309,5 +309,37 @@ func TestFindingsAreSortedAndSaidOnce(t *testing.T) {
 	want := []Finding{{"warning", "Node", "n", "R", "m"}, {"error", "Service", "b/x", "R", "m"}}
 	if diff := cmp.Diff(want, Findings([]model.Finding{f, g, f})); diff != "" {
 		t.Errorf("findings (-want +got):\n%s", diff)
+	}
+}
+
+func TestNodePortsAreSetAgainstWhatIsWantedAsOne(t *testing.T) {
+	want := []Row{
+		{Family: "IPv4", Service: "shop/web:http", Kind: "node-port", Frontend: "*:30080", Proto: "tcp", Do: "forward",
+			Endpoints: []Endpoint{{Addr: "10.60.1.11:8080", Share: 1}}},
+		{Family: "IPv4", Service: "shop/vip:http", Kind: "external-ip", Frontend: "10.20.0.12:30080", Proto: "tcp", Do: "forward"},
+	}
+	at := func(frontend string, active int) Row {
+		return Row{
+			Family: "IPv4", Frontend: frontend, Proto: "tcp", Do: "forward", Scheduler: "wlc",
+			Endpoints: []Endpoint{{Addr: "10.60.1.11:8080", Share: 1, Weight: 3, Active: active, Inactive: 1}},
+			Draining:  []Endpoint{{Addr: "10.60.1.12:8080", Active: active}},
+		}
+	}
+	have := Collapse(want, []Row{at("10.20.0.11:30080", 2), at("172.31.9.5:30080", 3), at("10.20.0.12:30080", 9), at("10.20.0.11:99", 1)})
+	var frontends []string
+	for _, r := range have {
+		frontends = append(frontends, r.Frontend)
+	}
+	if diff := cmp.Diff([]string{"*:30080", "10.20.0.12:30080", "10.20.0.11:99"}, frontends); diff != "" {
+		t.Errorf("frontends (-want +got):\n%s", diff)
+	}
+	Enliven(want, have)
+	wantLive := Row{
+		Family: "IPv4", Service: "shop/web:http", Kind: "node-port", Frontend: "*:30080", Proto: "tcp", Do: "forward",
+		Endpoints: []Endpoint{{Addr: "10.60.1.11:8080", Share: 1, Weight: 3, Active: 5, Inactive: 2}}, Scheduler: "wlc",
+		Draining: []Endpoint{{Addr: "10.60.1.12:8080", Active: 5}},
+	}
+	if diff := cmp.Diff(wantLive, want[0]); diff != "" {
+		t.Errorf("row (-want +got):\n%s", diff)
 	}
 }

@@ -141,7 +141,10 @@ func held(family model.Family, b *backend.Row) Row {
 		Family: family.String(), Service: b.Service, Kind: b.Kind, Frontend: frontendText(b.Frontend), Proto: b.Proto,
 		Do: b.Do, Reason: b.Reason, AffinitySeconds: seconds(b.Affinity), Allow: texts(b.Allow),
 		Filtered:  len(b.Allow) > 0 || b.Reason == forward.SourceNotAllowed.String(),
-		Endpoints: rowEndpoints(b.Endpoints),
+		Endpoints: rowEndpoints(b.Endpoints), Scheduler: b.Scheduler,
+	}
+	if len(b.Draining) > 0 {
+		r.Draining = rowEndpoints(b.Draining)
 	}
 	if r.Reason == forward.NoReason.String() {
 		r.Reason = ""
@@ -168,7 +171,9 @@ func frontendText(s string) string {
 func rowEndpoints(list []backend.RowEndpoint) []Endpoint {
 	out := make([]Endpoint, 0, len(list))
 	for _, e := range list {
-		out = append(out, Endpoint{Addr: e.Addr.String(), Share: e.Share})
+		out = append(out, Endpoint{
+			Addr: e.Addr.String(), Share: e.Share, Weight: int(e.Weight), Active: int(e.Active), Inactive: int(e.Inactive),
+		})
 	}
 	slices.SortFunc(out, func(x, y Endpoint) int { return strings.Compare(x.Addr, y.Addr) })
 	return out
@@ -234,9 +239,12 @@ func admitted(r *Row) string {
 
 // membership names the endpoints that one list has and the other has not, or whose share is off by more than 1 %.
 func membership(want, have []Endpoint) string {
-	shares := make(map[string]float64, len(have))
+	shares, weighted := make(map[string]float64, len(have)), map[string]bool{}
 	for _, e := range have {
 		shares[e.Addr] = e.Share
+		if e.Weight > 0 {
+			weighted[e.Addr] = true
+		}
 	}
 	var parts []string
 	for _, e := range want {
@@ -245,6 +253,7 @@ func membership(want, have []Endpoint) string {
 		switch {
 		case !found:
 			parts = append(parts, "without "+e.Addr)
+		case weighted[e.Addr]: // what is wanted does not say how weights share
 		case share-e.Share > e.Share/100 || e.Share-share > e.Share/100:
 			parts = append(parts, fmt.Sprintf("%s with %.1f %% instead of %.1f %%", e.Addr, share*100, e.Share*100))
 		}
