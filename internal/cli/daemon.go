@@ -27,6 +27,7 @@ type daemon struct {
 	cfg *config.Config
 	// mode is the one that runs.
 	mode    config.Mode
+	chosen  choice
 	version string
 	started time.Time
 	log     *slog.Logger
@@ -58,8 +59,8 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	if err != nil {
 		return err
 	}
-	d.mode = chosen.mode
-	d.notify(chosen)
+	d.mode, d.chosen = chosen.mode, chosen
+	d.metrics.Fallback(string(cfg.Mode), string(d.mode), chosen.why != nil)
 	lanes, err := openLanes(ctx, cfg, d.mode, log)
 	if err != nil {
 		return err

@@ -65,11 +65,3 @@ func requireIPVS(ctx context.Context, cfg *config.Config, log *slog.Logger) erro
 	}
 	return ipvs.Require(ctx, ipset.NewKernel(), cfg.IPVS.Scheduler, places...) //nolint:wrapcheck // it says what is missing
 }
-
-// fallback is the reason of the Event and a label of the metric when another mode stands in.
-const fallback = "ProxyModeFallback"
-
-// notify tells of a mode that stands in for the one that was asked for, where operators look besides the log.
-func (d *daemon) notify(c choice) {
-	d.metrics.Fallback(string(d.cfg.Mode), string(c.mode), c.why != nil)
-}

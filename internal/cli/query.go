@@ -74,6 +74,9 @@ func (d *daemon) Listing(ctx context.Context) (answer.Listing, error) {
 		return l, err
 	}
 	l.Findings = answer.Findings(m.findings)
+	if d.chosen.why != nil {
+		l.Notes = append(l.Notes, fmt.Sprintf("Mode %s stands in for mode %s: %v", d.mode, d.cfg.Mode, d.chosen.why))
+	}
 	if !m.synced {
 		l.Notes = append(l.Notes, "The sources are not complete yet: this is what the kernel holds from before.")
 	}

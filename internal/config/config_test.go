@@ -105,34 +105,6 @@ func TestCommandLineAndFileGiveTheConfiguration(t *testing.T) {
 				c.NoExternalIPs, c.Cleanup = true, true
 			},
 		},
-		"flags of mode ipvs": {
-			args: []string{
-				"--proxy-mode=ipvs", "--strict-proxy-mode", "--ipvs-scheduler=mh,mh-port", "--ipvs-sync-period=1m",
-				"--ipvs-min-sync-period=2s", "--ipvs-exclude-cidrs=10.20.0.77/32,fd20::77/128", "--ipvs-strict-arp",
-				"--ipvs-tcp-timeout=1h", "--ipvs-tcpfin-timeout=1m", "--ipvs-udp-timeout=30s", "--ipvs-drain=5m",
-				"--ipvs-addresses=device",
-			},
-			want: func(c *Config) {
-				c.Mode, c.ModeDefaulted, c.StrictMode = ModeIPVS, false, true
-				c.SyncPeriod, c.MinSyncPeriod = time.Minute, 2*time.Second
-				c.IPVS = IPVS{
-					Scheduler: "mh,mh-port", StrictARP: true, Addresses: AddressesDevice, Drain: 5 * time.Minute,
-					ExcludeCIDRs: []netip.Prefix{
-						netip.MustParsePrefix("10.20.0.77/32"), netip.MustParsePrefix("fd20::77/128"),
-					},
-					TCPTimeout: time.Hour, TCPFinTimeout: time.Minute, UDPTimeout: 30 * time.Second,
-				}
-			},
-		},
-		"a file for mode ipvs": {
-			file: header + "mode: ipvs\nipvs: {scheduler: wlc, strictARP: true, excludeCIDRs: [10.20.0.77/32], syncPeriod: 20s, " +
-				"tcpTimeout: 10m}\niptables: {syncPeriod: 10s}\n",
-			want: func(c *Config) {
-				c.Mode, c.ModeDefaulted, c.SyncPeriod, c.MinSyncPeriod = ModeIPVS, false, 20*time.Second, 0
-				c.IPVS.Scheduler, c.IPVS.StrictARP, c.IPVS.TCPTimeout = "wlc", true, 10*time.Minute
-				c.IPVS.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("10.20.0.77/32")}
-			},
-		},
 		"underscores in flag names are dashes": {
 			args: []string{"--proxy_mode=iptables", "--masquerade_all"},
 			want: func(c *Config) { c.ModeDefaulted, c.IPTables.MasqueradeAll = false, true },

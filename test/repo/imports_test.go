@@ -102,8 +102,9 @@ func rules() []rule {
 			reason:  "only the kernel edges make system calls",
 		},
 		{
-			in: product, except: append([]string{"internal/kernel/xtables"}, testOnly...), imports: []string{"os/exec"},
-			reason: "iptables is the only program that is ever started",
+			in: product, except: append([]string{"internal/kernel/xtables", "internal/kernel/module"}, testOnly...),
+			imports: []string{"os/exec"},
+			reason:  "iptables and modprobe are the only programs that are ever started",
 		},
 		{
 			in: product, except: []string{"internal/loop", "internal/cli", "internal/logkey", "internal/control"},
