@@ -25,8 +25,7 @@ const metricsTimeout = 2 * time.Minute
 // A daemon is the running proxy with all its parts.
 type daemon struct {
 	cfg *config.Config
-	// mode is the one that runs.
-	mode    config.Mode
+	// chosen is the mode that runs.
 	chosen  choice
 	version string
 	started time.Time
@@ -55,13 +54,12 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	}
 	d := &daemon{cfg: cfg, version: version, started: time.Now(), log: log}
 	d.metrics = metric.New(d.started, version)
-	chosen, err := chooseMode(ctx, cfg, log)
-	if err != nil {
+	seats := openSeats(ctx, cfg, log)
+	if d.chosen, err = chooseMode(ctx, cfg, seats, log); err != nil {
 		return err
 	}
-	d.mode, d.chosen = chosen.mode, chosen
-	d.metrics.Fallback(string(cfg.Mode), string(d.mode), chosen.why != nil)
-	lanes, err := openLanes(ctx, cfg, d.mode, log)
+	d.metrics.Fallback(string(cfg.Mode), string(d.chosen.mode), d.chosen.why != nil)
+	lanes, err := openLanes(ctx, cfg, d.chosen, seats, log)
 	if err != nil {
 		return err
 	}
@@ -105,7 +103,7 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 // verifyPeriod gives how often everything is compared with the kernel though nothing suggests it. In mode ipvs nothing
 // ever does, as the kernel counts no changes of virtual servers and sets; it is soon done there.
 func (d *daemon) verifyPeriod() time.Duration {
-	if d.mode == config.ModeIPVS {
+	if d.chosen.mode == config.ModeIPVS {
 		return d.cfg.SyncPeriod
 	}
 	return 0

@@ -154,7 +154,7 @@ func (d *daemon) metricsHandler() http.Handler {
 	mux.Handle("/metrics", d.metrics.Handler())
 	mux.HandleFunc("/healthz", plainText("ok"))
 	mux.HandleFunc("/healthz/ping", plainText("ok"))
-	mux.HandleFunc("/proxyMode", plainText(string(d.mode)))
+	mux.HandleFunc("/proxyMode", plainText(string(d.chosen.mode)))
 	if d.cfg.Profiling {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

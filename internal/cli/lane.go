@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/turnout-proxy/turnout/internal/backend/iptables"
 	"github.com/turnout-proxy/turnout/internal/config"
@@ -21,49 +22,76 @@ import (
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
+// A seat is where one IP family is served: the tools for its rules.
+type seat struct {
+	family  model.Family
+	tables  xtables.Tables
+	flavour xtables.Flavour
+	// reason tells why it is this flavour.
+	reason string
+	err    error
+}
+
+// openSeats finds the tools for each IP family that this machine has.
+func openSeats(ctx context.Context, cfg *config.Config, log *slog.Logger) []*seat {
+	var seats []*seat
+	for _, f := range families() {
+		if f == model.IPv6 && !ipv6Enabled() {
+			log.Warn("Services of this IP family are not served", logkey.Family, f, logkey.Err,
+				errors.New("IPv6 is switched off on this machine"))
+			continue
+		}
+		seats = append(seats, &seat{family: f})
+	}
+	var opening sync.WaitGroup
+	for _, s := range seats {
+		opening.Go(func() { s.tables, s.flavour, s.reason, s.err = openTables(ctx, cfg.IPTables.Flavour, s.family) })
+	}
+	opening.Wait()
+	return seats
+}
+
 // openLanes prepares each IP family that this machine can serve. It is an error if there is none.
-func openLanes(ctx context.Context, cfg *config.Config, mode config.Mode, log *slog.Logger) ([]loop.Family, error) {
+func openLanes(
+	ctx context.Context, cfg *config.Config, chosen choice, seats []*seat, log *slog.Logger,
+) ([]loop.Family, error) {
 	open := openLane
-	if mode == config.ModeIPVS {
+	if chosen.mode == config.ModeIPVS {
 		prepareIPVS(ctx, cfg, log)
 		open = openIPVSLane
 	}
 	var lanes []loop.Family
 	var reasons []error
-	for _, f := range families() {
-		if f == model.IPv6 && !ipv6Enabled() {
-			log.Info("IPv6 is switched off on this machine, and its Services are not served")
-			continue
+	for _, s := range seats {
+		lane, err := loop.Family{}, s.err
+		if err == nil {
+			lane, err = open(ctx, cfg, chosen, s, log)
 		}
-		lane, err := open(ctx, cfg, f, log)
 		if err != nil {
 			reasons = append(reasons, err)
-			log.Warn("Services of this IP family are not served", logkey.Family, f, logkey.Err, err)
+			log.Warn("Services of this IP family are not served", logkey.Family, s.family, logkey.Err, err)
 			continue
 		}
 		lanes = append(lanes, lane)
 	}
 	if len(lanes) == 0 {
-		return nil, fmt.Errorf("%s is not available on this host: %w", mode, errors.Join(reasons...))
+		return nil, fmt.Errorf("%s is not available on this host: %w", chosen.mode, errors.Join(reasons...))
 	}
 	return lanes, nil
 }
 
-func openLane(ctx context.Context, cfg *config.Config, f model.Family, log *slog.Logger) (loop.Family, error) {
-	tables, flavour, reason, err := openTables(ctx, cfg.IPTables.Flavour, f)
-	if err != nil {
-		return loop.Family{}, err
-	}
-	log.Info("Using iptables Proxier", logkey.Family, f, flavourKey, flavour, logkey.Reason, reason)
+func openLane(ctx context.Context, cfg *config.Config, _ choice, s *seat, log *slog.Logger) (loop.Family, error) {
+	f := s.family
+	log.Info("Using iptables Proxier", logkey.Family, f, flavourKey, s.flavour, logkey.Reason, s.reason)
 	builder := forward.NewBuilder(forwardConfig(cfg, config.ModeIPTables, f))
 	if f == model.IPv4 && builder.Table().Context.NodePorts.Loopback {
 		routeLocalnet(log)
 	}
-	options := iptablesOptions(cfg, f, flavour)
+	options := iptablesOptions(cfg, f, s.flavour)
 	options.AcceptInvalid = conntrackIsLiberal(log)
-	adapt(&options, xtables.Probe(ctx, tables, f, xtables.FeatureBPF, xtables.FeatureRandomFully), log)
+	adapt(&options, xtables.Probe(ctx, s.tables, f, xtables.FeatureBPF, xtables.FeatureRandomFully), log)
 	return loop.Family{
-		Family: f, Builder: builder, Backend: iptables.New(tables, options), Cleaner: cleaner{f, conntrack.Kernel{}},
+		Family: f, Builder: builder, Backend: iptables.New(s.tables, options), Cleaner: cleaner{f, conntrack.Kernel{}},
 	}, nil
 }
 

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 
@@ -23,24 +22,20 @@ import (
 )
 
 // openIPVSLane prepares one IP family for mode ipvs.
-func openIPVSLane(ctx context.Context, cfg *config.Config, f model.Family, log *slog.Logger) (loop.Family, error) {
-	tables, flavour, reason, err := openTables(ctx, cfg.IPTables.Flavour, f)
+func openIPVSLane(
+	ctx context.Context, cfg *config.Config, chosen choice, s *seat, log *slog.Logger,
+) (loop.Family, error) {
+	k, err := ipvsKernel(ctx, cfg, s.tables)
 	if err != nil {
 		return loop.Family{}, err
 	}
-	k, err := ipvsKernel(ctx, cfg, tables)
-	if err != nil {
-		return loop.Family{}, err
-	}
-	options := ipvsOptions(cfg, f)
-	if err := xtables.Probe(ctx, tables, f, xtables.FeatureRandomFully)[xtables.FeatureRandomFully]; err != nil {
-		options.Masquerading.NoRandomFully = errors.Is(err, kernel.ErrUnsupported)
-	}
-	log.Info("Using ipvs Proxier", logkey.Family, f, schedulerKey, options.Scheduler.Name, addressesKey, cfg.IPVS.Addresses,
-		flavourKey, flavour, logkey.Reason, reason)
+	options := ipvsOptions(cfg, s.family)
+	options.Masquerading.NoRandomFully = chosen.noRandomFully[s.family]
+	log.Info("Using ipvs Proxier", logkey.Family, s.family, schedulerKey, options.Scheduler.Name,
+		addressesKey, cfg.IPVS.Addresses, flavourKey, s.flavour, logkey.Reason, s.reason)
 	return loop.Family{
-		Family: f, Builder: forward.NewBuilder(forwardConfig(cfg, config.ModeIPVS, f)), Backend: ipvs.New(k, options),
-		Cleaner: cleaner{f, conntrack.Kernel{}},
+		Family: s.family, Builder: forward.NewBuilder(forwardConfig(cfg, config.ModeIPVS, s.family)),
+		Backend: ipvs.New(k, options), Cleaner: cleaner{s.family, conntrack.Kernel{}},
 	}, nil
 }
 

@@ -18,25 +18,27 @@ import (
 type choice struct {
 	mode config.Mode
 	why  error
+	// noRandomFully tells for mode ipvs where MASQUERADE cannot choose ports at random.
+	noRandomFully map[model.Family]bool
 }
 
 // chooseMode finds out whether the mode that was asked for works here. If not it gives the one that stands in, or an
 // error where none may.
-func chooseMode(ctx context.Context, cfg *config.Config, log *slog.Logger) (choice, error) {
+func chooseMode(ctx context.Context, cfg *config.Config, seats []*seat, log *slog.Logger) (choice, error) {
 	if cfg.Mode != config.ModeIPVS {
 		return choice{mode: cfg.Mode}, nil
 	}
-	err := requireIPVS(ctx, cfg, log)
+	works, err := requireIPVS(ctx, cfg, seats)
 	var lacks *ipvs.Lacks
 	if errors.As(err, &lacks) {
 		if loading := module.Load(ctx, lacks.Modules...); loading != nil {
 			log.Info("Could not load modules", logkey.Err, loading)
 		}
-		err = requireIPVS(ctx, cfg, log)
+		works, err = requireIPVS(ctx, cfg, seats)
 	}
 	switch {
 	case err == nil:
-		return choice{mode: config.ModeIPVS}, nil
+		return works, nil
 	case !errors.As(err, &lacks):
 		// That it could not be told is no reason to change the mode: it may work the next time.
 		return choice{}, fmt.Errorf("proxy mode ipvs: %w", err)
@@ -46,22 +48,21 @@ func chooseMode(ctx context.Context, cfg *config.Config, log *slog.Logger) (choi
 	log.Error(fmt.Sprintf("IPVS proxier will not be used because the following required kernel modules are not loaded: %v",
 		lacks.Modules), logkey.Err, errors.Join(lacks.Reasons...))
 	log.Error("Fell back to mode iptables", askedKey, cfg.Mode)
-	return choice{config.ModeIPTables, err}, nil
+	return choice{mode: config.ModeIPTables, why: err}, nil
 }
 
 // requireIPVS tries what mode ipvs needs, for each family that this machine serves.
-func requireIPVS(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
-	var places []ipvs.Place
-	for _, f := range families() {
-		if f == model.IPv6 && !ipv6Enabled() {
-			continue
+func requireIPVS(ctx context.Context, cfg *config.Config, seats []*seat) (choice, error) {
+	var places []*ipvs.Place
+	for _, s := range seats {
+		if s.err == nil {
+			places = append(places, &ipvs.Place{Family: s.family, Rules: s.tables})
 		}
-		tables, _, _, err := openTables(ctx, cfg.IPTables.Flavour, f)
-		if err != nil {
-			log.Info("Rules of this IP family were not tried", logkey.Family, f, logkey.Err, err)
-			continue
-		}
-		places = append(places, ipvs.Place{Family: f, Rules: tables})
 	}
-	return ipvs.Require(ctx, ipset.NewKernel(), cfg.IPVS.Scheduler, places...) //nolint:wrapcheck // it says what is missing
+	works := choice{mode: config.ModeIPVS, noRandomFully: map[model.Family]bool{}}
+	err := ipvs.Require(ctx, ipset.NewKernel(), cfg.IPVS.Scheduler, places...)
+	for _, p := range places {
+		works.noRandomFully[p.Family] = p.NoRandomFully
+	}
+	return works, err //nolint:wrapcheck // it says what is missing
 }

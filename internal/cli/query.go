@@ -20,7 +20,7 @@ var _ control.Daemon = (*daemon)(nil)
 // Status implements control.Daemon.
 func (d *daemon) Status(ctx context.Context) (answer.Status, error) {
 	s := answer.Status{
-		Version: d.version, Mode: string(d.mode), Node: d.cfg.NodeName, PID: os.Getpid(),
+		Version: d.version, Mode: string(d.chosen.mode), Node: d.cfg.NodeName, PID: os.Getpid(),
 		Started: d.started,
 	}
 	err := d.loop.Do(ctx, func(v loop.View) {
@@ -68,14 +68,14 @@ func (d *daemon) moment(ctx context.Context) (*moment, error) {
 // Listing implements control.Daemon. What is wanted is taken before the kernel is read: a change in between shows as
 // drift, which the next look does not.
 func (d *daemon) Listing(ctx context.Context) (answer.Listing, error) {
-	l := answer.Listing{Source: answer.FromDaemon, Mode: string(d.mode), Node: d.cfg.NodeName, Rows: []answer.Row{}}
+	l := answer.Listing{Source: answer.FromDaemon, Mode: string(d.chosen.mode), Node: d.cfg.NodeName, Rows: []answer.Row{}}
 	m, err := d.moment(ctx)
 	if err != nil {
 		return l, err
 	}
 	l.Findings = answer.Findings(m.findings)
 	if d.chosen.why != nil {
-		l.Notes = append(l.Notes, fmt.Sprintf("Mode %s stands in for mode %s: %v", d.mode, d.cfg.Mode, d.chosen.why))
+		l.Notes = append(l.Notes, fmt.Sprintf("Mode %s stands in for mode %s: %v", d.chosen.mode, d.cfg.Mode, d.chosen.why))
 	}
 	if !m.synced {
 		l.Notes = append(l.Notes, "The sources are not complete yet: this is what the kernel holds from before.")
@@ -145,7 +145,7 @@ func (d *daemon) Trace(ctx context.Context, p forward.Packet) (answer.Trace, err
 	if err != nil {
 		return tr, err
 	}
-	tr.Source, tr.Mode, tr.Node = answer.FromDaemon, string(d.mode), d.cfg.NodeName
+	tr.Source, tr.Mode, tr.Node = answer.FromDaemon, string(d.chosen.mode), d.cfg.NodeName
 	tr.Witness(wanted, bt)
 	return tr, nil
 }

@@ -212,7 +212,8 @@ func (k *kernel) RemoveForeign() error {
 	return errors.Join(append(append(k.Servers.Apply(ctx, ops), k.Sets.Apply(ctx, gone)...), err)...)
 }
 
-// Damage takes away jumps, as a firewall does that flushes its tables, and virtual servers, as "ipvsadm -C" does.
+// Damage takes away rules, as a firewall does that flushes its tables, and virtual servers, as "ipvsadm -C" does. It
+// leaves those that have connections, as the kernel ends these with their server.
 func (k *kernel) Damage() error {
 	ctx := context.Background()
 	data, err := k.Rules.Save(ctx, "nat")
@@ -235,7 +236,10 @@ func (k *kernel) Damage() error {
 	}
 	var ops []edge.Op
 	for _, s := range servers {
-		ops = append(ops, edge.Op{Verb: edge.RemoveServer, Key: s.Key})
+		busy := slices.ContainsFunc(s.Destinations, func(d edge.Destination) bool { return d.Active+d.Inactive > 0 })
+		if !busy {
+			ops = append(ops, edge.Op{Verb: edge.RemoveServer, Key: s.Key})
+		}
 	}
 	return errors.Join(append(k.Servers.Apply(ctx, ops), k.Rules.Restore(ctx, []byte(payload+"COMMIT\n")))...)
 }

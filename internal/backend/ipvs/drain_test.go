@@ -245,8 +245,7 @@ func TestAnEndpointThatCameBackUnseenServes(t *testing.T) {
 	l.expect("back", atFirst+serving)
 }
 
-// Somebody who flushes the table does not end the connections of endpoints that drain: the kernel joins them to the
-// endpoints that are made anew.
+// What drains is repaired like anything else that somebody removes.
 func TestWhatDrainsIsMadeAnewWhenOthersRemoveIt(t *testing.T) {
 	l := newDrainLab(t)
 	l.sync(web(model.TCP, first, second), true)

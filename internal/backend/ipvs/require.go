@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/turnout-proxy/turnout/internal/kernel"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
@@ -43,11 +45,13 @@ func (l *Lacks) add(module string, err error) {
 type Place struct {
 	Family model.Family
 	Rules  xtables.Tables
+	// NoRandomFully is set by Require: MASQUERADE cannot choose ports at random there.
+	NoRandomFully bool
 }
 
 // Require finds out by trial whether the kernel has what the mode needs in these places, and makes it load what it can
 // load by itself. An error of type *Lacks says what is missing; any other one, that it could not be told.
-func Require(ctx context.Context, sets ipset.Table, scheduler string, places ...Place) error {
+func Require(ctx context.Context, sets ipset.Table, scheduler string, places ...*Place) error {
 	l := &Lacks{}
 	s, err := ParseScheduler(scheduler)
 	if err != nil {
@@ -79,10 +83,8 @@ func Require(ctx context.Context, sets ipset.Table, scheduler string, places ...
 		}
 	}
 	if len(l.Reasons) == 0 {
-		for _, p := range places {
-			if err := l.rules(ctx, sets, p); err != nil {
-				return err
-			}
+		if err := l.everywhere(ctx, sets, places); err != nil {
+			return err
 		}
 	}
 	if len(l.Reasons) > 0 {
@@ -105,33 +107,55 @@ func setTypes() []ipset.Type {
 // probeSet is a set that rules of the trial name.
 const probeSet = "KUBE-TURNOUT-PROBE"
 
+// everywhere tries the rules of the mode in all places at once.
+func (l *Lacks) everywhere(ctx context.Context, sets ipset.Table, places []*Place) error {
+	found, failed := make([]Lacks, len(places)), make([]error, len(places))
+	var trying sync.WaitGroup
+	for i, p := range places {
+		trying.Go(func() { failed[i] = found[i].rules(ctx, sets, p) })
+	}
+	trying.Wait()
+	for _, f := range found {
+		for i, err := range f.Reasons {
+			l.add(f.Modules[i], err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
 // rules tries the rules of the mode in one place.
-func (l *Lacks) rules(ctx context.Context, sets ipset.Table, p Place) error {
+func (l *Lacks) rules(ctx context.Context, sets ipset.Table, p *Place) error {
 	set := spec(setSplit, p.Family)
 	set.Name = fmt.Sprintf("%s-%d", probeSet, p.Family)
 	if err := sets.Apply(ctx, []ipset.Op{{Verb: ipset.Create, Set: set}})[0]; err != nil {
 		return fmt.Errorf("try a set: %w", err)
 	}
 	defer sets.Apply(context.WithoutCancel(ctx), []ipset.Op{{Verb: ipset.Destroy, Set: set}})
-	err := xtables.ProbeRule(ctx, p.Rules, "match set and target SET", "mangle",
-		"-m set --match-set "+set.Name+" dst,dst -j SET --map-set "+set.Name+" dst,dst --map-mark")
-	if err := l.judge("xt_set", err); err != nil {
-		return err
-	}
+	const asking = xtables.Feature("match set and target SET")
 	modules := map[xtables.Feature]string{
-		xtables.FeatureBPF: "xt_bpf", xtables.FeatureAddrtype: "xt_addrtype", xtables.FeatureConntrack: "xt_conntrack",
-		xtables.FeatureComment: "xt_comment", xtables.FeatureMark: "xt_mark", xtables.FeatureMasquerade: "xt_MASQUERADE",
-		xtables.FeatureReject: rejectModule(p.Family),
+		asking: "xt_set", xtables.FeatureBPF: "xt_bpf", xtables.FeatureAddrtype: "xt_addrtype",
+		xtables.FeatureConntrack: "xt_conntrack", xtables.FeatureComment: "xt_comment", xtables.FeatureMark: "xt_mark",
+		xtables.FeatureMasquerade: "xt_MASQUERADE", xtables.FeatureReject: rejectModule(p.Family),
 	}
-	features := make([]xtables.Feature, 0, len(modules))
-	for _, f := range xtables.Features() {
-		if modules[f] != "" {
-			features = append(features, f)
-		}
+	trials := map[xtables.Feature]xtables.Trial{
+		xtables.FeatureRandomFully: xtables.FeatureRandomFully.Trial(p.Family),
 	}
-	answers := xtables.Probe(ctx, p.Rules, p.Family, features...)
-	for _, f := range features {
-		if err := l.judge(modules[f], answers[f]); err != nil {
+	for f := range modules {
+		trials[f] = f.Trial(p.Family)
+	}
+	trials[asking] = xtables.Trial{
+		Table: "mangle",
+		Rule:  "-m set --match-set " + set.Name + " dst,dst -j SET --map-set " + set.Name + " dst,dst --map-mark",
+	}
+	answers := xtables.ProbeRules(ctx, p.Rules, trials)
+	p.NoRandomFully = errors.Is(answers[xtables.FeatureRandomFully], kernel.ErrUnsupported)
+	for _, f := range slices.Sorted(maps.Keys(modules)) {
+		switch err := answers[f]; {
+		case err == nil || errors.Is(err, kernel.ErrBusy):
+			// What could not be told as a lock is held counts as there: the loop will find out.
+		case errors.Is(err, kernel.ErrUnsupported):
+			l.Modules, l.Reasons = append(l.Modules, modules[f]), append(l.Reasons, err)
+		default:
 			return err
 		}
 	}
@@ -143,16 +167,4 @@ func rejectModule(f model.Family) string {
 		return "ip6t_REJECT"
 	}
 	return "ipt_REJECT"
-}
-
-// judge notes a missing module. What could not be told as a lock is held counts as there: the loop will find out.
-func (l *Lacks) judge(module string, err error) error {
-	switch {
-	case err == nil || errors.Is(err, kernel.ErrBusy):
-		return nil
-	case errors.Is(err, kernel.ErrUnsupported):
-		l.add(module, err)
-		return nil
-	}
-	return err //nolint:wrapcheck // it says what was tried
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/turnout-proxy/turnout/internal/model"
@@ -39,7 +41,12 @@ func Features() []Feature {
 // probeChain is the scratch chain. No rule ever jumps to it, so no packet meets what is tried there.
 const probeChain = "KUBE-TURNOUT-PROBE"
 
-// rule gives a rule that uses the feature, and the table to try it in.
+// Trial gives a rule that uses the feature.
+func (f Feature) Trial(family model.Family) Trial {
+	table, rule := f.rule(family)
+	return Trial{table, rule}
+}
+
 func (f Feature) rule(family model.Family) (table, text string) {
 	switch f {
 	case FeatureDNAT:
@@ -79,10 +86,20 @@ func (f Feature) rule(family model.Family) (table, text string) {
 // Each feature gets one of three answers: nil is yes, an error of class ErrUnsupported is no, and any other error means
 // that it could not be told, as a lock was held or the right to ask is missing.
 func Probe(ctx context.Context, t Tables, family model.Family, features ...Feature) map[Feature]error {
-	out := make(map[Feature]error, len(features))
-	rules := make([]trial, len(features))
+	trials := make(map[Feature]Trial, len(features))
+	for _, f := range features {
+		trials[f] = f.Trial(family)
+	}
+	return ProbeRules(ctx, t, trials)
+}
+
+// ProbeRules does the same for rules of the caller's, each under the name that people shall read.
+func ProbeRules(ctx context.Context, t Tables, trials map[Feature]Trial) map[Feature]error {
+	out := make(map[Feature]error, len(trials))
+	features := slices.Sorted(maps.Keys(trials))
+	rules := make([]Trial, len(features))
 	for i, f := range features {
-		rules[i].table, rules[i].rule = f.rule(family)
+		rules[i] = trials[f]
 	}
 	// Usually everything works, and then one attempt for all of them is enough.
 	err := try(ctx, t, rules...)
@@ -99,27 +116,22 @@ func Probe(ctx context.Context, t Tables, family model.Family, features ...Featu
 	return out
 }
 
-// ProbeRule does the same for one rule that needs what the caller has made, as a set. What names it for people.
-func ProbeRule(ctx context.Context, t Tables, what Feature, table, rule string) error {
-	return answer(ctx, t, what, try(ctx, t, trial{table, rule}))
-}
-
-// A trial is a rule and the table to try it in.
-type trial struct{ table, rule string }
+// A Trial is a rule in canonical form and the table to try it in.
+type Trial struct{ Table, Rule string }
 
 // try puts rules into scratch chains, and removes these in any case.
-func try(ctx context.Context, t Tables, rules ...trial) error {
+func try(ctx context.Context, t Tables, rules ...Trial) error {
 	sections := map[string]*strings.Builder{}
 	var add, remove strings.Builder
 	for _, table := range []string{"mangle", "nat", "filter"} {
 		for _, r := range rules {
-			if r.table != table {
+			if r.Table != table {
 				continue
 			}
 			if sections[table] == nil {
 				sections[table] = &strings.Builder{}
 			}
-			fmt.Fprintf(sections[table], "-A %s %s\n", probeChain, r.rule)
+			fmt.Fprintf(sections[table], "-A %s %s\n", probeChain, r.Rule)
 		}
 		if rules := sections[table]; rules != nil {
 			fmt.Fprintf(&add, "*%s\n:%s - [0:0]\n%sCOMMIT\n", table, probeChain, rules)
