@@ -26,7 +26,7 @@ type daemon struct {
 func (s *story) startDaemon(ctx context.Context, node string) error {
 	d := &daemon{socket: node + ".sock", log: filepath.Join(s.tool.dir, node+".log"), ended: make(chan struct{})}
 	d.args = []string{
-		"proxy", "--proxy-mode", s.tool.mode, "--manifests", manifests, "--hostname-override", node,
+		"proxy", "--proxy-mode", s.tool.mode, "--strict-proxy-mode", "--manifests", manifests, "--hostname-override", node,
 		"--cluster-cidr", clusterCIDR, "--socket", d.socket,
 	}
 	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -74,7 +74,7 @@ func (s *story) startTraffic() []*netns.Traffic {
 	var running []*netns.Traffic
 	for _, t := range []struct{ from, to string }{{"c1", "10.70.1.10:80"}, {"far", "192.0.2.10:80"}} {
 		running = append(running, s.lab.Host(t.from).Load(netns.Load{
-			To: netip.MustParseAddrPort(t.to), Rate: 100, Long: 25,
+			To: netip.MustParseAddrPort(t.to), Rate: s.pace.rate, Long: s.pace.long,
 		}))
 	}
 	return running
@@ -120,13 +120,28 @@ func since(before, after netns.Tally) map[string]int {
 	return answers
 }
 
-// quiet is how long an endpoint must get no new connection to count as out of use. At 200 connections a second the chance
-// that one of two nodes still sends to it and this is not seen is less than one in a million.
-const quiet = 500 * time.Millisecond
+// A pace is what the machine can carry.
+type pace struct {
+	// rate is how many new connections a second each of two clients makes, long how many it keeps.
+	rate, long int
+	// quiet is how long an endpoint must get no new connection to count as out of use. With 100 connections in this time
+	// the chance that one of two nodes still sends to it and this is not seen is less than one in a million.
+	quiet time.Duration
+	// patience is how long the story waits for something that is due at once.
+	patience time.Duration
+}
+
+func paceHere() pace {
+	if os.Getenv(guestEnv) != "" { // an emulated machine is 10 to 30 times slower
+		return pace{rate: 10, long: 5, quiet: 5 * time.Second, patience: 3 * time.Minute}
+	}
+	return pace{rate: 100, long: 25, quiet: 500 * time.Millisecond, patience: 15 * time.Second}
+}
 
 func (s *story) scale(ctx context.Context) error {
 	s.out.section("An endpoint is scaled away while traffic runs")
-	s.out.say("200 new connections a second and 50 long ones with a heartbeat, from pod c1 and from client far.")
+	s.out.say(fmt.Sprintf("%d new connections a second and %d long ones with a heartbeat, from pod c1 and from client far.",
+		2*s.pace.rate, 2*s.pace.long))
 	running := s.startTraffic() //nolint:contextcheck // a load ends when it is stopped
 	defer stopAll(running)
 	if !wait(ctx, 2*time.Second) {
@@ -174,12 +189,12 @@ func (s *story) untilQuiet(
 		if n := tallies(running).ByServer[server]; n != last {
 			last, at = n, now
 		}
-		if now.Sub(at) > quiet {
+		if now.Sub(at) > s.pace.quiet {
 			return at.Sub(start), nil
 		}
-		if now.Sub(start) > patience {
+		if now.Sub(start) > s.pace.patience {
 			return 0, fmt.Errorf("%s still gets new connections %v after it was removed; the daemon's last words: %s",
-				server, patience, s.nodes["na"].lastWords())
+				server, s.pace.patience, s.nodes["na"].lastWords())
 		}
 		if !wait(ctx, 2*time.Millisecond) {
 			return 0, errInterrupted
@@ -220,7 +235,7 @@ func (s *story) kill(ctx context.Context) error {
 
 // awaitList waits until the new daemon of na answers, and says that the kernel holds what it wants.
 func (s *story) awaitList(ctx context.Context) error {
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(s.pace.patience)
 	for {
 		out, err := s.tool.run(ctx, "ls", "shop/web", "--socket", s.nodes["na"].socket, "-o", "table")
 		if err == nil && strings.Contains(out, "shop/web") && !strings.Contains(out, "missing") {
@@ -230,7 +245,7 @@ func (s *story) awaitList(ctx context.Context) error {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the new daemon of node na is not ready within %v: %w; its list: %q", patience, err, out)
+			return fmt.Errorf("the new daemon of node na is not ready within %v: %w; its list: %q", s.pace.patience, err, out)
 		}
 		if !wait(ctx, 50*time.Millisecond) {
 			return errInterrupted

@@ -51,6 +51,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &inner) && inner.ExitCode() > 0 {
 		return inner.ExitCode() // the demo in the user namespace has said why
 	}
+	if status, ok := errors.AsType[guestStatus](err); ok {
+		return int(status)
+	}
 	if err != nil {
 		_, _ = fmt.Fprintln(stderr, "demo:", err)
 		return 1
@@ -72,6 +75,11 @@ func show(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	s := newScreen(out, o.colour)
+	if o.mode == "ipvs" && os.Getenv(guestEnv) == "" && os.Getenv(insideEnv) == "" {
+		if why := lacksIPVS(ctx); why != "" {
+			return inGuest(ctx, s, why)
+		}
+	}
 	switch {
 	case os.Geteuid() != 0:
 		return unprivileged(ctx, t, s)

@@ -17,19 +17,17 @@ const (
 	dnsPort = 5353
 )
 
-// patience is how long the story waits for something that is due at once.
-const patience = 15 * time.Second
-
 // A story is one run of the demo.
 type story struct {
 	tool  *tool
 	out   *screen
 	lab   *netns.Lab
 	nodes map[string]*daemon
+	pace  pace
 }
 
 func newStory(t *tool, s *screen) *story {
-	return &story{tool: t, out: s, nodes: map[string]*daemon{}}
+	return &story{tool: t, out: s, nodes: map[string]*daemon{}, pace: paceHere()}
 }
 
 func (s *story) close() {
@@ -118,7 +116,7 @@ func (s *story) startDaemons(ctx context.Context) error {
 // awaitAnswer waits until a host gets an answer.
 func (s *story) awaitAnswer(ctx context.Context, host, to string) error {
 	call := netns.Call{To: netip.MustParseAddrPort(to), Timeout: 200 * time.Millisecond}
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(s.pace.patience)
 	for {
 		r := s.lab.Host(host).Dial(call)
 		if r.Kind == netns.OK {
@@ -132,7 +130,7 @@ func (s *story) awaitAnswer(ctx context.Context, host, to string) error {
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%s got no answer from %s within %v: %s; the daemon's last words: %s",
-				host, to, patience, r, s.nodes[host].lastWords())
+				host, to, s.pace.patience, r, s.nodes[host].lastWords())
 		}
 		if !wait(ctx, 20*time.Millisecond) {
 			return errInterrupted
