@@ -20,6 +20,12 @@ RACE    := $(shell echo 'int main(void) { return 0; }' | $${CC:-gcc} -x c -o /de
 NETNS_PACKAGES := ./test/netns/... ./test/demo/... ./internal/kernel/... ./internal/backend/... ./internal/cli/...
 # What is tested on other kernels than this machine's, in a virtual machine: not what starts programs by the thousand.
 VM_PACKAGES := $(addprefix ./internal/kernel/,conntrack ipset ipvs route)
+# The ipvs mode's conformance suite and the built daemon, on a kernel that has IPVS. In "make test" the suite leaves out
+# what takes minutes when emulated, and of IPv6 runs what differs most from IPv4.
+IN_VM    = -exec '$(CURDIR)/bin/vm -kernel $(KERNEL) -timeout 60m --'
+VM_E2E   = TURNOUT_E2E_BINARY='$(CURDIR)/bin/turnout' $(GO) test -json -count=1 -timeout 60m -run IPVS $(IN_VM) ./test/e2e
+VM_SUITE = $(GO) test -json -count=1 -timeout 60m $(IN_VM) ./internal/backend/ipvs
+VM_IPV6  := cluster-ip|dual-stack|matrix-.*|source-.*|external-.*|session-.*|removal-.*|restart-.*|pod-.*
 KERNEL  ?= 6.1
 KERNELS ?= 6.1 6.12
 # Packages with files that a test can write anew.
@@ -41,13 +47,15 @@ demo: build ## Show a small cluster with traffic on this machine, in less than a
 	@bin/demo -turnout bin/turnout -mode '$(MODE)'
 
 .PHONY: test
-test: bin/vm ## Everything: lint, a short fuzz, all tests (the product's with the race detector, the long suites without); says what could not run
+test: bin/vm build ## Everything: lint, a short fuzz, all tests (the product's with the race detector, the long suites without); says what could not run
 	@status=0; \
 	$(MAKE) --no-print-directory lint || { echo 'make lint: failed'; status=1; }; \
 	$(MAKE) --no-print-directory fuzz FUZZTIME=5s || { echo 'make fuzz: failed'; status=1; }; \
 	{ $(GO) test -json $(RACE) -short -shuffle=on -timeout 30m ./cmd/... ./internal/...; \
 	  $(GO) test -json -count=1 -p 1 -timeout 30m ./internal/backend/... ./test/...; \
-	  ! bin/vm -check || $(GO) test -json -count=1 -p 1 -timeout 30m -exec '$(CURDIR)/bin/vm --' $(VM_PACKAGES); \
+	  ! bin/vm -check || { $(GO) test -json -count=1 -p 1 -timeout 30m $(IN_VM) $(VM_PACKAGES); $(VM_E2E); \
+	    $(VM_SUITE) -run 'TestConforms/kernel/IPv4' -skip 'TestConforms/kernel/IPv4/(a-thousand-services|five-thousand-.*|twelve-hundred-.*)$$'; \
+	    $(VM_SUITE) -run 'TestConforms/kernel/IPv6/($(VM_IPV6))$$'; }; \
 	} | $(GO) run ./test/report || status=1; \
 	if [ -z '$(RACE)' ]; then echo 'No C compiler, so no race detector: install gcc and libc6-dev.'; [ "$$CI" != true ] || status=1; fi; \
 	if [ "$$(id -u)" != 0 ]; then echo 'Not root: to run the tests with namespaces too: sudo make test'; fi; \
@@ -71,8 +79,9 @@ cluster-tools: ## Build kube-apiserver and kube-proxy for the tests (10 minutes,
 	$(GO) run ./test/cluster/cmd/apiserver-build kube-apiserver kube-proxy
 
 .PHONY: test-ipvs
-test-ipvs: bin/vm ## The kernel edges' tests in a virtual machine with IPVS (KERNEL=6.1), and those of the machine itself
-	$(GO) test -json -count=1 -timeout 60m -p 1 -exec '$(CURDIR)/bin/vm -kernel $(KERNEL) --' $(VM_PACKAGES) | $(GO) run ./test/report
+test-ipvs: bin/vm build ## All that needs a kernel with IPVS, in a virtual machine (KERNEL=6.1): edges, conformance, daemon; half an hour
+	{ $(GO) test -json -count=1 -timeout 60m -p 1 $(IN_VM) $(VM_PACKAGES); $(VM_E2E); $(VM_SUITE) -run 'TestConforms/kernel'; } | \
+	  $(GO) run ./test/report
 	TURNOUT_VM_KERNEL=$(KERNEL) $(GO) test -json -count=1 -timeout 60m ./test/vm/... | $(GO) run ./test/report
 
 .PHONY: test-kernels

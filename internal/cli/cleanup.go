@@ -29,8 +29,9 @@ const cleanupExample = `  turnout cleanup
 func (a *app) cleanupCommand() *cobra.Command {
 	force, socket, flavour := false, config.DefaultSocket, string(config.FlavourAuto)
 	cmd := &cobra.Command{
-		Use: "cleanup", Short: "Remove all that Turnout and kube-proxy left in the kernel", Long: cleanupLong, Example: cleanupExample,
-		Args: noArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		Use: "cleanup", Short: "Remove all that Turnout and kube-proxy left in the kernel", Long: cleanupLong,
+		Example: cleanupExample,
+		Args:    noArgs, ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch config.Flavour(flavour) {
 			case config.FlavourAuto, config.FlavourLegacy, config.FlavourNFT:

@@ -109,8 +109,13 @@ func (a *app) renderConnections(c *answer.Connections) error {
 			state += " (remembered)"
 		}
 		rows = append(rows, []cell{
-			{text: e.Proto}, {text: expiresText(e.ExpiresSeconds)}, {text: state}, {text: e.Client}, {text: e.Frontend},
-			{text: e.Endpoint}, {text: orDash(e.Service)},
+			{text: e.Proto},
+			{text: expiresText(e.ExpiresSeconds)},
+			{text: state},
+			{text: e.Client},
+			{text: e.Frontend},
+			{text: e.Endpoint},
+			{text: orDash(e.Service)},
 		})
 	}
 	if len(c.Connections) == 0 {

@@ -38,7 +38,7 @@ func places(ctx context.Context, cfg *config.Config) ([]place, error) {
 			if flavour != config.FlavourAuto && string(flavour) != string(f) {
 				continue
 			}
-			tables, err := xtables.Open(family, f)
+			tables, err := xtables.Open(family, f) //nolint:contextcheck // it has a limit of its own
 			if err != nil {
 				reasons = append(reasons, err)
 				continue

@@ -29,7 +29,7 @@ func chooseMode(ctx context.Context, cfg *config.Config, seats []*seat, log *slo
 		return choice{mode: cfg.Mode}, nil
 	}
 	works, err := requireIPVS(ctx, cfg, seats)
-	var lacks *ipvs.Lacks
+	var lacks *ipvs.LackError
 	if errors.As(err, &lacks) {
 		if loading := module.Load(ctx, lacks.Modules...); loading != nil {
 			log.Info("Could not load modules", logkey.Err, loading)
@@ -45,6 +45,7 @@ func chooseMode(ctx context.Context, cfg *config.Config, seats []*seat, log *slo
 	case cfg.StrictMode:
 		return choice{}, fmt.Errorf("proxy mode ipvs: %w; load them, or leave out --strict-proxy-mode to use iptables", err)
 	}
+	//nolint:sloglint // operators look for this line as it is, with the list at its end
 	log.Error(fmt.Sprintf("IPVS proxier will not be used because the following required kernel modules are not loaded: %v",
 		lacks.Modules), logkey.Err, errors.Join(lacks.Reasons...))
 	log.Error("Fell back to mode iptables", askedKey, cfg.Mode)
@@ -64,5 +65,5 @@ func requireIPVS(ctx context.Context, cfg *config.Config, seats []*seat) (choice
 	for _, p := range places {
 		works.noRandomFully[p.Family] = p.NoRandomFully
 	}
-	return works, err //nolint:wrapcheck // it says what is missing
+	return works, err
 }

@@ -73,7 +73,8 @@ func checkIPVS(c *v1alpha1.KubeProxyConfiguration, path *field.Path) field.Error
 		name  string
 		value time.Duration
 	}{
-		{"TCPTimeout", c.IPVS.TCPTimeout.Duration}, {"TCPFinTimeout", c.IPVS.TCPFinTimeout.Duration},
+		{"TCPTimeout", c.IPVS.TCPTimeout.Duration},
+		{"TCPFinTimeout", c.IPVS.TCPFinTimeout.Duration},
 		{"UDPTimeout", c.IPVS.UDPTimeout.Duration},
 	} {
 		switch {

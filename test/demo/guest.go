@@ -58,12 +58,12 @@ func inGuest(ctx context.Context, s *screen, why string) error {
 	case err != nil:
 		return fmt.Errorf("show the demo in a virtual machine: %w", err)
 	case status != 0:
-		return guestStatus(status)
+		return guestError(status)
 	}
 	return nil
 }
 
-// A guestStatus is the exit status of a demo in a virtual machine, which has said why.
-type guestStatus int
+// A guestError is the exit status of a demo in a virtual machine, which has said why.
+type guestError int
 
-func (s guestStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+func (s guestError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }

@@ -51,7 +51,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &inner) && inner.ExitCode() > 0 {
 		return inner.ExitCode() // the demo in the user namespace has said why
 	}
-	if status, ok := errors.AsType[guestStatus](err); ok {
+	if status, ok := errors.AsType[guestError](err); ok {
 		return int(status)
 	}
 	if err != nil {

@@ -138,11 +138,14 @@ func (a *api) webEndpoints(pods ...*netns.Host) {
 }
 
 // configFile writes a KubeProxyConfiguration as a node's supervisor does, for the daemon and for kube-proxy alike.
-func (a *api) configFile() string {
+func (a *api) configFile() string { return a.configFor("iptables") }
+
+// configFor gives the configuration of a proxy on node na.
+func (a *api) configFor(mode string) string {
 	a.t.Helper()
 	dir := a.t.TempDir()
 	file := map[string]any{
-		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "iptables",
+		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": mode,
 		"clientConnection": map[string]any{"kubeconfig": a.cluster.Kubeconfig},
 		"hostnameOverride": "na", "clusterCIDR": clusterCIDR(),
 		// The numbers of tracked connections belong to the whole machine.

@@ -319,11 +319,17 @@ func TestIPVSPortsOfTheHostAreNotReachedByServiceAddresses(t *testing.T) {
 		from, to string
 		want     netns.Kind
 	}{
-		{"c1", webIP4 + ":80", netns.OK}, {"c1", webIP4 + ":2222", netns.Refused}, {"c1", "[" + webIP6 + "]:2222", netns.Refused},
-		{"out", webLB4 + ":80", netns.OK}, {"out", webLB4 + ":2222", netns.Refused},
-		{"out", host.Addr4().String() + ":2222", netns.OK}, {"c1", host.Addr4().String() + ":2222", netns.OK},
-		{"out", host.Addr4().String() + ":80", netns.OK}, {"c1", host.Addr4().String() + ":80", netns.OK},
-		{"na", webIP4 + ":80", netns.OK}, {"na", webIP4 + ":2222", netns.Refused},
+		{"c1", webIP4 + ":80", netns.OK},
+		{"c1", webIP4 + ":2222", netns.Refused},
+		{"c1", "[" + webIP6 + "]:2222", netns.Refused},
+		{"out", webLB4 + ":80", netns.OK},
+		{"out", webLB4 + ":2222", netns.Refused},
+		{"out", host.Addr4().String() + ":2222", netns.OK},
+		{"c1", host.Addr4().String() + ":2222", netns.OK},
+		{"out", host.Addr4().String() + ":80", netns.OK},
+		{"c1", host.Addr4().String() + ":80", netns.OK},
+		{"na", webIP4 + ":80", netns.OK},
+		{"na", webIP4 + ":2222", netns.Refused},
 	} {
 		if r := s.lab.Host(c.from).Dial(netns.Call{To: netip.MustParseAddrPort(c.to)}); r.Kind != c.want {
 			t.Errorf("%s -> %s: %v, want %s", c.from, c.to, r, c.want)

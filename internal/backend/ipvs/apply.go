@@ -141,10 +141,10 @@ func abandon(ctx context.Context, t route.Table) error {
 	}
 	for _, f := range []model.Family{model.IPv4, model.IPv6} {
 		if left, err := device.List(ctx, f); err != nil || len(left) > 0 {
-			return err //nolint:wrapcheck // it says what was read
+			return err
 		}
 	}
-	return device.Delete(ctx) //nolint:wrapcheck // it says what was removed
+	return device.Delete(ctx)
 }
 
 // notes collect what became of the changes of one step.

@@ -269,7 +269,7 @@ func (c *compiler) retract(n forward.PortName, was *left) {
 // put renders a port, or leaves it out.
 func (c *compiler) put(port *forward.Port, t owners) error {
 	if port == nil || c.refused[port.Name] != nil {
-		return nil // that the kernel refused it was reported then
+		return nil //nolint:nilerr // that the kernel refused it was reported then
 	}
 	n := port.Name
 	r := renderer{opt: c.opt, ctx: &c.ctx, table: t, mark: c.mark, port: port}

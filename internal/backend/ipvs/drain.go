@@ -156,31 +156,12 @@ func (c *compiler) adopt(o *Observation) {
 	if !c.begun {
 		return
 	}
-	p := &c.program
 	now := c.opt.Now()
 	marks := o.marks()
 	for d, v := range o.destinations {
-		if p.destinations.wanted(d).there {
-			continue
+		if !c.program.destinations.wanted(d).there {
+			c.adoptOne(o, d, v, marks, now)
 		}
-		mark := d.server.Mark &^ c.masqueradeMark()
-		if at, ours := marks[mark]; ours && mark != 0 {
-			if _, known := c.marks[mark]; !known {
-				c.marks[mark] = at
-			}
-		}
-		if !c.drains(d.server) || !c.served(d.server) {
-			continue
-		}
-		until := momentOf(now.Add(c.opt.Drain))
-		if v.Weight == 0 && v.Upper != 0 {
-			until = min(until, moment(v.Upper))
-		}
-		if !p.servers.wanted(d.server).there {
-			p.servers.set(d.server, o.servers[d.server])
-			c.drain.retained[d.server] = true
-		}
-		c.quieten(d, until)
 	}
 	for k, list := range c.drain.leaving {
 		for addr, until := range list {
@@ -190,6 +171,30 @@ func (c *compiler) adopt(o *Observation) {
 		}
 	}
 	c.drain.next = now.Add(drainPoll)
+}
+
+// adoptOne lets an endpoint drain that is not wanted, if its frontend is.
+func (c *compiler) adoptOne(
+	o *Observation, d destination, v ipvs.Destination, marks map[uint32]forward.Key, now time.Time,
+) {
+	mark := d.server.Mark &^ c.masqueradeMark()
+	if at, ours := marks[mark]; ours && mark != 0 {
+		if _, known := c.marks[mark]; !known {
+			c.marks[mark] = at
+		}
+	}
+	if !c.drains(d.server) || !c.served(d.server) {
+		return
+	}
+	until := momentOf(now.Add(c.opt.Drain))
+	if v.Weight == 0 && v.Upper != 0 {
+		until = min(until, moment(v.Upper))
+	}
+	if !c.program.servers.wanted(d.server).there {
+		c.program.servers.set(d.server, o.servers[d.server])
+		c.drain.retained[d.server] = true
+	}
+	c.quieten(d, until)
 }
 
 // ended tells whether an endpoint has drained.
@@ -233,7 +238,7 @@ func (b *Backend) reap(ctx context.Context) (some bool, err error) {
 		busy := map[netip.AddrPort]bool{}
 		for _, v := range counted {
 			until, leaving := list[v.Addr]
-			busy[v.Addr] = leaving && !(v.Weight == 0 && ended(v, until, now))
+			busy[v.Addr] = leaving && (v.Weight != 0 || !ended(v, until, now))
 		}
 		for addr := range list {
 			if !busy[addr] {

@@ -11,6 +11,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/forward"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipvs"
+	"github.com/turnout-proxy/turnout/internal/model"
 )
 
 // An Observation is what the kernel holds of this mode, whoever wrote it: a former run of this program or upstream's.
@@ -123,26 +124,31 @@ func (o *Observation) owner() func(ipvs.Key) bool {
 		if k.Mark != 0 {
 			return marks[k.Mark]
 		}
-		e := ipset.Entry{Addr: k.Addr.Addr(), Proto: k.Proto, Port: k.Addr.Port()}
-		if _, has := o.members[member{setServed, e}]; has {
-			return true
-		}
-		if slices.ContainsFunc(o.opt.Exclude, func(p netip.Prefix) bool { return p.Contains(e.Addr) }) {
-			return false
-		}
-		for _, s := range []string{setNotPods, setAll, "KUBE-EXTERNAL-IP-LOCAL", "KUBE-LOAD-BALANCER"} {
-			if _, has := o.members[member{s, e}]; has {
-				return true
-			}
-		}
-		for _, s := range []string{"KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-UDP"} {
-			if _, has := o.members[member{s, ipset.Entry{Port: k.Addr.Port()}}]; has {
-				return true
-			}
-		}
-		_, has := o.members[member{"KUBE-NODE-PORT-SCTP-HASH", e}]
+		return o.owns(ipset.Entry{Addr: k.Addr.Addr(), Proto: k.Proto, Port: k.Addr.Port()})
+	}
+}
+
+// owns tells whether a set says that the virtual server of an address is ours, or kube-proxy's.
+func (o *Observation) owns(e ipset.Entry) bool {
+	has := func(set string, e ipset.Entry) bool {
+		_, has := o.members[member{set, e}]
 		return has
 	}
+	if has(setServed, e) {
+		return true
+	}
+	if slices.ContainsFunc(o.opt.Exclude, func(p netip.Prefix) bool { return p.Contains(e.Addr) }) {
+		return false
+	}
+	for _, s := range []string{
+		setNotPods, setAll, "KUBE-EXTERNAL-IP-LOCAL", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT-SCTP-HASH",
+	} {
+		if has(s, e) {
+			return true
+		}
+	}
+	port := ipset.Entry{Port: e.Port}
+	return e.Proto == model.TCP && has("KUBE-NODE-PORT-TCP", port) || e.Proto == model.UDP && has("KUBE-NODE-PORT-UDP", port)
 }
 
 // Objects counts what is ours.

@@ -16,8 +16,8 @@ import (
 	"github.com/turnout-proxy/turnout/internal/model"
 )
 
-// Lacks tells that the kernel lacks something that this mode cannot do without.
-type Lacks struct {
+// A LackError tells that the kernel lacks something that this mode cannot do without.
+type LackError struct {
 	// Modules are those that bring it, sorted. Where they are built in and something is lacking all the same, the reasons
 	// tell more.
 	Modules []string
@@ -25,15 +25,15 @@ type Lacks struct {
 }
 
 // Error says it in the words that operators look for.
-func (l *Lacks) Error() string {
+func (l *LackError) Error() string {
 	return fmt.Sprintf("IPVS proxier will not be used because the following required kernel modules are not loaded: [%s]: %v",
 		strings.Join(l.Modules, " "), errors.Join(l.Reasons...))
 }
 
 // Unwrap gives the reasons.
-func (l *Lacks) Unwrap() []error { return l.Reasons }
+func (l *LackError) Unwrap() []error { return l.Reasons }
 
-func (l *Lacks) add(module string, err error) {
+func (l *LackError) add(module string, err error) {
 	if !slices.Contains(l.Modules, module) {
 		l.Modules = append(l.Modules, module)
 		slices.Sort(l.Modules)
@@ -50,9 +50,9 @@ type Place struct {
 }
 
 // Require finds out by trial whether the kernel has what the mode needs in these places, and makes it load what it can
-// load by itself. An error of type *Lacks says what is missing; any other one, that it could not be told.
+// load by itself. An error of type *LackError says what is missing; any other one, that it could not be told.
 func Require(ctx context.Context, sets ipset.Table, scheduler string, places ...*Place) error {
-	l := &Lacks{}
+	l := &LackError{}
 	s, err := ParseScheduler(scheduler)
 	if err != nil {
 		return err
@@ -108,8 +108,8 @@ func setTypes() []ipset.Type {
 const probeSet = "KUBE-TURNOUT-PROBE"
 
 // everywhere tries the rules of the mode in all places at once.
-func (l *Lacks) everywhere(ctx context.Context, sets ipset.Table, places []*Place) error {
-	found, failed := make([]Lacks, len(places)), make([]error, len(places))
+func (l *LackError) everywhere(ctx context.Context, sets ipset.Table, places []*Place) error {
+	found, failed := make([]LackError, len(places)), make([]error, len(places))
 	var trying sync.WaitGroup
 	for i, p := range places {
 		trying.Go(func() { failed[i] = found[i].rules(ctx, sets, p) })
@@ -124,7 +124,7 @@ func (l *Lacks) everywhere(ctx context.Context, sets ipset.Table, places []*Plac
 }
 
 // rules tries the rules of the mode in one place.
-func (l *Lacks) rules(ctx context.Context, sets ipset.Table, p *Place) error {
+func (l *LackError) rules(ctx context.Context, sets ipset.Table, p *Place) error {
 	set := spec(setSplit, p.Family)
 	set.Name = fmt.Sprintf("%s-%d", probeSet, p.Family)
 	if err := sets.Apply(ctx, []ipset.Op{{Verb: ipset.Create, Set: set}})[0]; err != nil {

@@ -34,7 +34,8 @@ func ParseScheduler(text string) (Scheduler, error) {
 		return Scheduler{Name: defaultScheduler}, nil
 	}
 	if len(s.Name) > maxSchedulerName || strings.Trim(s.Name, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {
-		return s, fmt.Errorf("%.40q is no name of a scheduler: want one of the kernel's, such as rr, wrr, lc, wlc, sh or mh", name)
+		return s, fmt.Errorf("%.40q is no name of a scheduler: want one of the kernel's, such as rr, wrr, lc, wlc, sh or mh",
+			name)
 	}
 	if s.Name == "mh" && !flagged {
 		s.Flags = ipvs.Scheduler2

@@ -314,8 +314,10 @@ func TestFindingsAreSortedAndSaidOnce(t *testing.T) {
 
 func TestNodePortsAreSetAgainstWhatIsWantedAsOne(t *testing.T) {
 	want := []Row{
-		{Family: "IPv4", Service: "shop/web:http", Kind: "node-port", Frontend: "*:30080", Proto: "tcp", Do: "forward",
-			Endpoints: []Endpoint{{Addr: "10.60.1.11:8080", Share: 1}}},
+		{
+			Family: "IPv4", Service: "shop/web:http", Kind: "node-port", Frontend: "*:30080", Proto: "tcp", Do: "forward",
+			Endpoints: []Endpoint{{Addr: "10.60.1.11:8080", Share: 1}},
+		},
 		{Family: "IPv4", Service: "shop/vip:http", Kind: "external-ip", Frontend: "10.20.0.12:30080", Proto: "tcp", Do: "forward"},
 	}
 	at := func(frontend string, active int) Row {

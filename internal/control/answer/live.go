@@ -17,17 +17,17 @@ func Collapse(want, have []Row) []Row {
 	out := make([]Row, 0, len(have))
 	for _, r := range have {
 		port, is := portOf(r.Frontend)
-		any := rowKey{r.Family, "*:" + port, r.Proto}
-		if !is || wanted[r.key()] || !wanted[any] {
+		node := rowKey{r.Family, "*:" + port, r.Proto}
+		if !is || wanted[r.key()] || !wanted[node] {
 			out = append(out, r)
 			continue
 		}
-		if i, found := at[any]; found {
+		if i, found := at[node]; found {
 			out[i].add(&r)
 			continue
 		}
-		r.Frontend = any.frontend
-		at[any] = len(out)
+		r.Frontend = node.frontend
+		at[node] = len(out)
 		out = append(out, r)
 	}
 	return out
