@@ -9,6 +9,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/backend/ipvs"
 	"github.com/turnout-proxy/turnout/internal/config"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
+	edge "github.com/turnout-proxy/turnout/internal/kernel/ipvs"
 	"github.com/turnout-proxy/turnout/internal/kernel/module"
 	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/model"
@@ -61,7 +62,8 @@ func requireIPVS(ctx context.Context, cfg *config.Config, seats []*seat) (choice
 		}
 	}
 	works := choice{mode: config.ModeIPVS, noRandomFully: map[model.Family]bool{}}
-	err := ipvs.Require(ctx, ipset.NewKernel(), cfg.IPVS.Scheduler, places...)
+	open := func(ctx context.Context) (edge.Engine, error) { return edge.Open(ctx) }
+	err := ipvs.Require(ctx, open, ipset.NewKernel(), cfg.IPVS.Scheduler, places...)
 	for _, p := range places {
 		works.noRandomFully[p.Family] = p.NoRandomFully
 	}

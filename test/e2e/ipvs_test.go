@@ -315,6 +315,10 @@ func TestIPVSPortsOfTheHostAreNotReachedByServiceAddresses(t *testing.T) {
 	na := s.ipvsNode("na")
 	na.start()
 	na.pool(s1)
+	// B030: on loopback a node port is refused at once, and no kernel parameter opens it.
+	if got := strings.TrimSpace(na.tool("cat", "/proc/sys/net/ipv4/conf/all/route_localnet")); got != "0" {
+		t.Errorf("route_localnet is %s", got)
+	}
 	for _, c := range []struct {
 		from, to string
 		want     netns.Kind
@@ -334,5 +338,59 @@ func TestIPVSPortsOfTheHostAreNotReachedByServiceAddresses(t *testing.T) {
 		if r := s.lab.Host(c.from).Dial(netns.Call{To: netip.MustParseAddrPort(c.to)}); r.Kind != c.want {
 			t.Errorf("%s -> %s: %v, want %s", c.from, c.to, r, c.want)
 		}
+	}
+}
+
+// B032: where others drop what is forwarded, Service traffic passes all the same, and nothing else.
+func TestIPVSPassesAFirewallThatDropsWhatIsForwarded(t *testing.T) {
+	needIPVS(t)
+	s := newSite(t, netns.Topology{Nodes: 2})
+	s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
+	serve(t, s2, model.TCP, webPort)
+	serve(t, s1, model.TCP, webPort)
+	s.writeWeb(s2)
+	na := s.ipvsNode("na")
+	na.tool("iptables", "-P", "FORWARD", "DROP")
+	na.start()
+	na.pool(s2)
+	for _, c := range []struct {
+		from, to string
+		want     netns.Kind
+	}{
+		{"out", "10.20.0.11:30080", netns.OK}, {"far", webLB4 + ":80", netns.OK},
+		{"out", netip.AddrPortFrom(s1.Addr4(), webPort).String(), netns.Timeout},
+	} {
+		if r := s.lab.Host(c.from).Dial(netns.Call{To: netip.MustParseAddrPort(c.to), Timeout: 3 * time.Second}); r.Kind != c.want {
+			t.Errorf("%s -> %s: %v, want %s", c.from, c.to, r, c.want)
+		}
+	}
+}
+
+// B010: a client that dials again and again from one port need not wait.
+func TestIPVSAClientMayUseItsPortAgain(t *testing.T) {
+	needIPVS(t)
+	s := newSite(t, netns.Topology{Nodes: 2})
+	s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
+	serve(t, s1, model.TCP, webPort)
+	serve(t, s2, model.TCP, webPort)
+	s.writeWeb(s1, s2)
+	na := s.ipvsNode("na")
+	na.start()
+	na.pool(s1, s2)
+	c1 := s.lab.Host("c1")
+	from := netip.AddrPortFrom(c1.Addr4(), 23480)
+	var slowest time.Duration
+	for range 15 {
+		start := time.Now()
+		r := c1.Dial(netns.Call{To: netip.MustParseAddrPort(webIP4 + ":80"), From: from})
+		if r.Kind != netns.OK {
+			t.Fatalf("%v after %v", r, time.Since(start))
+		}
+		slowest = max(slowest, time.Since(start))
+	}
+	t.Logf("the slowest of 15 took %v", slowest)
+	// A first packet that is dropped is sent again after a second.
+	if slowest >= time.Second {
+		t.Errorf("a connection took %v", slowest)
 	}
 }

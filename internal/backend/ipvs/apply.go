@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -30,6 +31,11 @@ func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
 		report.Err = fmt.Errorf("plan of type %T is not one of this mode", p)
 		return report
 	}
+	if len(b.c.conflicts) > 0 {
+		report.Failed = maps.Clone(b.c.conflicts)
+		clear(b.c.conflicts)
+	}
+	conflicts := len(report.Failed)
 	for {
 		refused := map[forward.PortName]error{}
 		report.Steps += next.Steps()
@@ -50,7 +56,7 @@ func (b *Backend) Apply(ctx context.Context, p backend.Plan) backend.Report {
 			report.Failed[n] = err
 			b.c.refuse(n, err)
 		}
-		if len(report.Failed) > maxRefusals {
+		if len(report.Failed) > maxRefusals+conflicts {
 			break
 		}
 		next = b.c.plan()
@@ -91,13 +97,7 @@ func (b *Backend) step(ctx context.Context, s step, refused map[forward.PortName
 		o := s.sets[i]
 		n.take(err, func() { b.c.doneSet(o, b.c.opt.Family) }, func() (forward.PortName, bool) { return b.c.ownerOfEntry(o) })
 	}
-	for i, err := range b.kernel.Servers.Apply(ctx, s.servers) {
-		o := s.servers[i]
-		if gone(o, err) {
-			err = nil
-		}
-		n.take(err, func() { b.c.doneServer(o) }, func() (forward.PortName, bool) { return b.c.ownerOfServer(o) })
-	}
+	b.serve(ctx, s.servers, &n)
 	n.note(b.prepare(ctx, s.routes))
 	for i, err := range b.kernel.Routes.Apply(ctx, s.routes) {
 		o := s.routes[i]
@@ -119,6 +119,31 @@ func (b *Backend) step(ctx context.Context, s step, refused map[forward.PortName
 		n.note(abandon(ctx, b.kernel.Routes))
 	}
 	return n.first
+}
+
+// serve changes virtual servers first and their endpoints after them: what was to be ours and turns out to be somebody
+// else's must not get endpoints.
+func (b *Backend) serve(ctx context.Context, ops []ipvs.Op, n *notes) {
+	failed := map[ipvs.Key]bool{}
+	var first, second []ipvs.Op
+	for _, o := range ops {
+		if o.Verb == ipvs.AddServer || o.Verb == ipvs.EditServer {
+			first = append(first, o)
+		} else {
+			second = append(second, o)
+		}
+	}
+	for _, part := range [][]ipvs.Op{first, second} {
+		part = slices.DeleteFunc(part, func(o ipvs.Op) bool { return failed[o.Key] })
+		for i, err := range b.kernel.Servers.Apply(ctx, part) {
+			o := part[i]
+			if gone(o, err) {
+				err = nil
+			}
+			failed[o.Key] = failed[o.Key] || err != nil
+			n.take(err, func() { b.c.doneServer(o) }, func() (forward.PortName, bool) { return b.c.ownerOfServer(o) })
+		}
+	}
 }
 
 // prepare makes the device that addresses are to be added to.

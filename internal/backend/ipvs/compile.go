@@ -10,6 +10,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/backend"
 	"github.com/turnout-proxy/turnout/internal/backend/ruleset"
 	"github.com/turnout-proxy/turnout/internal/forward"
+	"github.com/turnout-proxy/turnout/internal/kernel"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipset"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipvs"
 	"github.com/turnout-proxy/turnout/internal/model"
@@ -82,9 +83,11 @@ type compiler struct {
 	// users counts, for each address that is made local, the frontends that need it.
 	users map[netip.Addr]int
 	marks map[uint32]forward.Key
-	// foreign are virtual servers of others, as they were seen last.
-	foreign map[ipvs.Key]bool
-	drain   drain
+	// foreign are virtual servers of others, as they were seen last; conflicts the ports that want one of these, which no
+	// report has named yet.
+	foreign   map[ipvs.Key]bool
+	conflicts map[forward.PortName]error
+	drain     drain
 	// former are addresses that are local in the other way, as they were seen last.
 	former map[netip.Addr]bool
 	// lacking are schedulers that the kernel does not have.
@@ -110,7 +113,7 @@ func newCompiler(opt Options) *compiler {
 	return &compiler{
 		opt: opt, program: newProgram(), ports: map[forward.PortName]*compiled{},
 		refused: map[forward.PortName]error{}, users: map[netip.Addr]int{}, marks: map[uint32]forward.Key{},
-		foreign: map[ipvs.Key]bool{}, drain: newDrain(), lacking: map[string]error{},
+		foreign: map[ipvs.Key]bool{}, conflicts: map[forward.PortName]error{}, drain: newDrain(), lacking: map[string]error{},
 	}
 }
 
@@ -284,6 +287,12 @@ func (c *compiler) put(port *forward.Port, t owners) error {
 		return err
 	}
 	c.ports[n] = &compiled{port, out}
+	for _, s := range out.servers {
+		if c.foreign[s.key] {
+			c.conflict(n, s.key)
+			return nil
+		}
+	}
 	p := &c.program
 	for _, s := range out.servers {
 		p.servers.set(s.key, s.how)
@@ -342,6 +351,17 @@ func (c *compiler) refuse(n forward.PortName, err error) {
 	c.retain(was)
 }
 
+// conflict leaves a port out because a virtual server of its belongs to somebody else. Not even the entry may be made by
+// which that would be taken for ours.
+func (c *compiler) conflict(n forward.PortName, k ipvs.Key) {
+	err := &kernel.StepError{
+		Op: "add virtual server", Object: k.String(), Err: ipvs.ErrExists, Class: kernel.ErrConflict,
+		Reason: "it is there already, made by others: remove it, or give the Service another address",
+	}
+	c.conflicts[n] = err
+	c.refuse(n, err)
+}
+
 // clear wants nothing.
 func (c *compiler) clear() {
 	p := &c.program
@@ -355,6 +375,7 @@ func (c *compiler) clear() {
 	c.ctx = forward.Context{}
 	clear(c.ports)
 	clear(c.refused)
+	clear(c.conflicts)
 	clear(c.users)
 	clear(c.marks)
 	c.drain = newDrain()

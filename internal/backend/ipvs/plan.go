@@ -23,6 +23,8 @@ type plan struct {
 	rules ruleset.Difference
 	// clean tells that nothing is wanted any more: rules go behind what they guard.
 	clean bool
+	// conflicts tells that there are ports to be reported.
+	conflicts bool
 }
 
 // A step is what one edge does in one call. Only one of the fields is used.
@@ -39,7 +41,7 @@ type step struct {
 
 // Empty tells that nothing is to be done.
 func (p *plan) Empty() bool {
-	return p.Steps() == 0 && !slices.ContainsFunc(p.steps, func(s step) bool { return s.reap })
+	return p.Steps() == 0 && !p.conflicts && !slices.ContainsFunc(p.steps, func(s step) bool { return s.reap })
 }
 
 // Steps counts the kernel objects to be written or removed.
@@ -102,7 +104,7 @@ func payload(d ruleset.Difference) []byte {
 // plan gives the steps that lead from what is held to what is wanted.
 func (c *compiler) plan() *plan {
 	p := &c.program
-	out := &plan{rules: ruleset.Diff(p.rules, &p.held), clean: !c.begun}
+	out := &plan{rules: ruleset.Diff(p.rules, &p.held), clean: !c.begun, conflicts: len(c.conflicts) > 0}
 	rules := step{rules: true}
 	made, gone := c.setSteps()
 	adds, drops := c.memberOps(true), c.memberOps(false)
@@ -320,6 +322,13 @@ func (c *compiler) observed(o *Observation) {
 	p.destinations.observe(shares)
 	p.locals.observe(o.locals)
 	c.foreign = o.foreign
+	for k := range o.foreign {
+		if p.servers.wanted(k).there {
+			if n, found := c.ownerOfServer(ipvs.Op{Key: k}); found {
+				c.conflict(n, k)
+			}
+		}
+	}
 	c.former = map[netip.Addr]bool{}
 	for _, a := range o.former {
 		c.former[a] = true

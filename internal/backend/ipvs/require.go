@@ -49,15 +49,18 @@ type Place struct {
 	NoRandomFully bool
 }
 
+// An Opener asks the kernel for its virtual servers.
+type Opener func(context.Context) (ipvs.Engine, error)
+
 // Require finds out by trial whether the kernel has what the mode needs in these places, and makes it load what it can
 // load by itself. An error of type *LackError says what is missing; any other one, that it could not be told.
-func Require(ctx context.Context, sets ipset.Table, scheduler string, places ...*Place) error {
+func Require(ctx context.Context, open Opener, sets ipset.Table, scheduler string, places ...*Place) error {
 	l := &LackError{}
 	s, err := ParseScheduler(scheduler)
 	if err != nil {
 		return err
 	}
-	engine, err := ipvs.Open(ctx)
+	engine, err := open(ctx)
 	if err == nil {
 		err = engine.TryScheduler(ctx, s.Name)
 	}

@@ -1,6 +1,8 @@
 package ipvs_test
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -177,5 +179,59 @@ func upstreamNodePort(t *testing.T, l *drainLab, port uint16) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// B015: a virtual server that somebody else made at an address of ours costs that Service alone, and only there.
+func TestAServerOfOthersAtOurAddressStopsNoOther(t *testing.T) {
+	l := newDrainLab(t)
+	taken := edge.Key{Family: model.IPv4, Proto: model.TCP, Addr: netip.MustParseAddrPort("10.70.0.1:80")}
+	if err := l.servers.Apply(t.Context(), []edge.Op{
+		{Verb: edge.AddServer, Key: taken, Properties: edge.Properties{Scheduler: "lc"}},
+	})[0]; !errors.Is(err, edge.ErrScheduler) {
+		t.Fatal(err) // the fake has rr and sh
+	}
+	if err := l.servers.Apply(t.Context(), []edge.Op{
+		{Verb: edge.AddServer, Key: taken, Properties: edge.Properties{Scheduler: "sh"}},
+	})[0]; err != nil {
+		t.Fatal(err)
+	}
+	text := "context IPv4 node=na\n  pods unknown\n  host 10.20.0.11\n  node-ports all\n\n"
+	for i, name := range []string{"shop/web", "shop/x", "shop/y"} {
+		text += fmt.Sprintf("port %s/tcp\n  frontend cluster-ip 10.70.0.%d:80\n    from any forward cluster snat=hairpin\n"+
+			"  cluster 10.60.1.%d:8080\n\n", name, i+1, i+1)
+	}
+	table, err := forward.Parse(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.b.Compile(table, forward.Delta{Ports: table.Names(), Context: true})
+	have, err := l.b.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := l.b.Apply(t.Context(), l.b.Diff(have))
+	if r.Err != nil || len(r.Failed) != 1 {
+		t.Errorf("report %v, failed %v; want one port that failed", r.Err, r.Failed)
+	}
+	for name, err := range r.Failed {
+		if name.Name.Name != "web" || !strings.Contains(err.Error(), "made by others") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	dump := l.servers.Dump()
+	for _, want := range []string{"10.70.0.1:80/tcp sh", "10.60.1.2:8080", "10.60.1.3:8080"} {
+		if !strings.Contains(dump, want) {
+			t.Errorf("no %s in\n%s", want, dump)
+		}
+	}
+	if strings.Contains(dump, "10.60.1.1:8080") {
+		t.Errorf("an endpoint was added to the server of others:\n%s", dump)
+	}
+	if text := l.sets.Dump(); strings.Contains(text, "10.70.0.1,") {
+		t.Errorf("a set says that the server of others is ours:\n%s", text)
+	}
+	if p := l.b.Diff(nil); !p.Empty() {
+		t.Errorf("the next plan is not empty:\n%s", p)
 	}
 }

@@ -49,6 +49,8 @@ func diff(want, got []netip.Addr) string {
 	return cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}))
 }
 
+// The names of interfaces do not matter, but for the device with the addresses of Services; nor does how the kernel labels
+// local routes, as none is read: B034, B049.
 func TestAddressesOfAllInterfacesAreListedOnceAndSorted(t *testing.T) {
 	kerneltest.Isolate(t)
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a"}, PeerName: "b"}); err != nil {
