@@ -28,6 +28,7 @@ VM_SUITE = $(GO) test -json -count=1 -timeout 60m $(IN_VM) ./internal/backend/ip
 VM_IPV6  := cluster-ip|dual-stack|matrix-.*|source-.*|external-.*|session-.*|removal-.*|restart-.*|pod-.*
 KERNEL  ?= 6.1
 KERNELS ?= 6.1 6.12
+SERVICES ?= 1000
 # Packages with files that a test can write anew.
 GOLDEN_PACKAGES = $(shell grep -rl --include='*_test.go' TURNOUT_UPDATE_GOLDEN . | xargs -r -n1 dirname | sort -u)
 
@@ -54,7 +55,7 @@ test: bin/vm build ## Everything: lint, a short fuzz, all tests (the product's w
 	{ $(GO) test -json $(RACE) -short -shuffle=on -timeout 30m ./cmd/... ./internal/...; \
 	  $(GO) test -json -count=1 -p 1 -timeout 30m ./internal/backend/... ./test/...; \
 	  ! bin/vm -check || { $(GO) test -json -count=1 -p 1 -timeout 30m $(IN_VM) $(VM_PACKAGES); $(VM_E2E); \
-	    $(VM_SUITE) -run 'TestConforms/kernel/IPv4' -skip 'TestConforms/kernel/IPv4/(a-thousand-services|five-thousand-.*|twelve-hundred-.*)$$'; \
+	    $(VM_SUITE) -run 'TestConforms/kernel/IPv4|TestKernel' -skip 'TestConforms/kernel/IPv4/(a-thousand-services|five-thousand-.*|twelve-hundred-.*)$$'; \
 	    $(VM_SUITE) -run 'TestConforms/kernel/IPv6/($(VM_IPV6))$$'; }; \
 	} | $(GO) run ./test/report || status=1; \
 	if [ -z '$(RACE)' ]; then echo 'No C compiler, so no race detector: install gcc and libc6-dev.'; [ "$$CI" != true ] || status=1; fi; \
@@ -80,9 +81,13 @@ cluster-tools: ## Build kube-apiserver and kube-proxy for the tests (10 minutes,
 
 .PHONY: test-ipvs
 test-ipvs: bin/vm build ## All that needs a kernel with IPVS, in a virtual machine (KERNEL=6.1): edges, conformance, daemon; half an hour
-	{ $(GO) test -json -count=1 -timeout 60m -p 1 $(IN_VM) $(VM_PACKAGES); $(VM_E2E); $(VM_SUITE) -run 'TestConforms/kernel'; } | \
+	{ $(GO) test -json -count=1 -timeout 60m -p 1 $(IN_VM) $(VM_PACKAGES); $(VM_E2E); $(VM_SUITE) -run 'TestConforms/kernel|TestKernel'; } | \
 	  $(GO) run ./test/report
 	TURNOUT_VM_KERNEL=$(KERNEL) $(GO) test -json -count=1 -timeout 60m ./test/vm/... | $(GO) run ./test/report
+
+.PHONY: race-ipvs
+race-ipvs: build cluster-tools ## Mode ipvs beside kube-proxy in one virtual machine (SERVICES=1000): first sync, changes, processor, memory
+	$(GO) test -count=1 -timeout 120m -v ./test/race -services $(SERVICES)
 
 .PHONY: test-kernels
 test-kernels: ## The same with each of KERNELS

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/turnout-proxy/turnout/internal/model"
+	"github.com/turnout-proxy/turnout/test/netns"
 )
 
 // A piece is one sort of the kernel objects of mode ipvs: how they are saved and restored.
@@ -177,4 +180,36 @@ func captureIPVS(t *testing.T) {
 	}
 	show(upstreamAddresses, strings.Join(n.deviceAddresses(), "\n")+"\n")
 	u.stop()
+}
+
+// The addresses of Services move between the device and routes, without a failure either way. B028.
+func TestIPVSAddressesMoveBetweenDeviceAndRoutes(t *testing.T) {
+	needIPVS(t)
+	s := newSite(t, netns.Topology{Nodes: 2})
+	s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
+	serve(t, s1, model.TCP, webPort)
+	serve(t, s2, model.TCP, webPort)
+	s.writeWeb(s1, s2)
+	na := s.ipvsNode("na")
+	routes := na.args
+	onDevice := append(slices.Clone(routes), "--ipvs-addresses=device")
+	na.args = onDevice
+	na.start()
+	na.pool(s1, s2)
+	s.works(t)
+	l := s.load(gently(naRoutes(s.lab)), "s1", "s2")
+	for turn, args := range [][]string{routes, onDevice, routes} {
+		na.end(syscall.SIGTERM)
+		na.args = args
+		na.start()
+		na.pool(s1, s2)
+		l.flow(5)
+		s.works(t)
+		local := na.tool("ip", "route", "show", "table", "local", "proto", "84")
+		device := strings.Contains(na.tool("ip", "-o", "link"), upstreamDevice)
+		if onDevice := turn == 1; device != onDevice || strings.Contains(local, webIP4) == onDevice {
+			t.Errorf("turn %d: the device is there: %v; routes:\n%s", turn+1, device, local)
+		}
+	}
+	l.stop()
 }

@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -393,4 +394,109 @@ func TestIPVSAClientMayUseItsPortAgain(t *testing.T) {
 	if slowest >= time.Second {
 		t.Errorf("a connection took %v", slowest)
 	}
+}
+
+// B013: a client of a Service with affinity stays while it comes back in time, and is free again at most as long after as
+// the kernel keeps its last flow.
+func TestIPVSAffinityEnds(t *testing.T) {
+	needIPVS(t)
+	s := newSite(t, netns.Topology{Nodes: 2})
+	s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
+	serve(t, s1, model.UDP, 5353)
+	serve(t, s2, model.UDP, 5353)
+	port := udpPort(53, 5353, 0)
+	sticky := service("dns", port, "10.96.1.53")
+	seconds := int32(3)
+	sticky.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	sticky.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
+	s.write("dns.yaml", sticky, slice4("dns", port, s1, s2))
+	na := s.ipvsNode("na", "--ipvs-udp-timeout=2s")
+	na.start()
+	na.ready()
+	ask := func() string {
+		t.Helper()
+		r := s.lab.Host("c1").UDP("10.96.1.53:53")
+		if r.Kind != netns.OK {
+			t.Fatalf("c1 -> 10.96.1.53:53/udp: %v", r)
+		}
+		return r.Server
+	}
+	first := ask()
+	for range 8 {
+		time.Sleep(500 * time.Millisecond)
+		if got := ask(); got != first {
+			t.Fatalf("led to %s after %s, within the time of affinity", got, first)
+		}
+	}
+	eventually(t, "another server after the time of affinity", func() error {
+		// The flow's 2 s, the affinity's 3 s, and what the kernel's timers round up.
+		time.Sleep(7 * time.Second)
+		if got := ask(); got == first {
+			return fmt.Errorf("still %s", got)
+		}
+		return nil
+	})
+}
+
+// B029: an echo request to a Service's address is refused, endpoints or not; to the node's own it is answered.
+func TestIPVSEchoRequestsToServicesAreRefused(t *testing.T) {
+	needIPVS(t)
+	s := newSite(t, netns.Topology{Nodes: 2})
+	s1 := s.lab.Host("s1")
+	s.write("none.yaml", service("none", tcpPort(80, 0), "10.96.1.20"))
+	s.writeWeb(s1)
+	na := s.ipvsNode("na")
+	na.start()
+	na.pool(s1)
+	for _, c := range []struct{ from, to, want string }{
+		{"c1", webIP4, "unreachable"}, {"c1", "10.96.1.20", "unreachable"}, {"out", webLB4, "unreachable"},
+		{"c1", "10.20.0.11", "answered"}, {"out", "10.20.0.11", "answered"},
+	} {
+		if got := echo(t, s.lab.Host(c.from), netip.MustParseAddr(c.to)); got != c.want {
+			t.Errorf("%s -> %s: %s, want %s", c.from, c.to, got, c.want)
+		}
+	}
+}
+
+// echo sends an echo request and tells what comes back. Source: RFC 792.
+func echo(t *testing.T, from *netns.Host, to netip.Addr) string {
+	t.Helper()
+	const reply, unreachable = 0, 3
+	got := "silence"
+	err := from.Do(func() error {
+		conn, err := net.ListenPacket("ip4:icmp", "0.0.0.0")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		// Type 8, code 0, checksum, identifier 0x2a2a, number 1.
+		request := []byte{8, 0, 0xcd, 0xd4, 0x2a, 0x2a, 0, 1}
+		if _, err := conn.WriteTo(request, &net.IPAddr{IP: to.AsSlice()}); err != nil {
+			return err
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return err
+		}
+		buffer := make([]byte, 1500)
+		for {
+			n, _, err := conn.ReadFrom(buffer)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return nil
+			}
+			switch {
+			case err != nil:
+				return err
+			case n > 0 && buffer[0] == reply:
+				got = "answered"
+				return nil
+			case n > 0 && buffer[0] == unreachable:
+				got = "unreachable"
+				return nil
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
 }
