@@ -12,9 +12,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/turnout-proxy/turnout/internal/model"
-	"github.com/turnout-proxy/turnout/test/netns"
 )
 
 // A piece is one sort of the kernel objects of mode ipvs: how they are saved and restored.
@@ -184,13 +181,7 @@ func captureIPVS(t *testing.T) {
 
 // The addresses of Services move between the device and routes, without a failure either way. B028.
 func TestIPVSAddressesMoveBetweenDeviceAndRoutes(t *testing.T) {
-	needIPVS(t)
-	s := newSite(t, netns.Topology{Nodes: 2})
-	s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
-	serve(t, s1, model.TCP, webPort)
-	serve(t, s2, model.TCP, webPort)
-	s.writeWeb(s1, s2)
-	na := s.ipvsNode("na")
+	s, s1, s2, na := ipvsSite(t)
 	routes := na.args
 	onDevice := append(slices.Clone(routes), "--ipvs-addresses=device")
 	na.args = onDevice

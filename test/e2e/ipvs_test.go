@@ -50,6 +50,18 @@ func (s *site) ipvsNode(name string, flags ...string) *node {
 	return s.node(name, append([]string{"--proxy-mode=ipvs", "--strict-proxy-mode"}, flags...)...)
 }
 
+// ipvsSite makes a site with the Service web, served by both pods, and a daemon that is not started.
+func ipvsSite(t *testing.T) (s *site, s1, s2 *netns.Host, na *node) {
+	t.Helper()
+	needIPVS(t)
+	s = newSite(t, netns.Topology{Nodes: 2})
+	s1, s2 = s.lab.Host("s1"), s.lab.Host("s2")
+	serve(t, s1, model.TCP, webPort)
+	serve(t, s2, model.TCP, webPort)
+	s.writeWeb(s1, s2)
+	return s, s1, s2, s.ipvsNode("na")
+}
+
 // B001, B003, B004: endpoints come and go under load, daemons end and are killed, and no connection takes notice.
 func TestIPVSSteadyTrafficSurvivesRestartsKillsAndEndpointChanges(t *testing.T) {
 	needIPVS(t)
@@ -208,14 +220,8 @@ func TestIPVSUDPClientsLeaveAnEndpointThatIsGone(t *testing.T) {
 
 // A Service that is deleted takes its virtual server, routes and entries along, with connections or without: B005, B006.
 func TestIPVSADeletedServiceLeavesNothing(t *testing.T) {
-	needIPVS(t)
-	s := newSite(t, netns.Topology{Nodes: 2})
-	s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
-	serve(t, s1, model.TCP, webPort)
-	serve(t, s2, model.TCP, webPort)
-	na := s.ipvsNode("na")
+	s, s1, s2, na := ipvsSite(t)
 	s.write("other.yaml", service("other", tcpPort(80, 0), "10.96.1.20"))
-	s.writeWeb(s1, s2)
 	na.start()
 	na.pool(s1, s2)
 	traffic := s.lab.Host("c1").Load(netns.Load{To: netip.MustParseAddrPort(webIP4 + ":80"), Rate: 10, Long: 3})
@@ -369,13 +375,7 @@ func TestIPVSPassesAFirewallThatDropsWhatIsForwarded(t *testing.T) {
 
 // B010: a client that dials again and again from one port need not wait.
 func TestIPVSAClientMayUseItsPortAgain(t *testing.T) {
-	needIPVS(t)
-	s := newSite(t, netns.Topology{Nodes: 2})
-	s1, s2 := s.lab.Host("s1"), s.lab.Host("s2")
-	serve(t, s1, model.TCP, webPort)
-	serve(t, s2, model.TCP, webPort)
-	s.writeWeb(s1, s2)
-	na := s.ipvsNode("na")
+	s, s1, s2, na := ipvsSite(t)
 	na.start()
 	na.pool(s1, s2)
 	c1 := s.lab.Host("c1")
