@@ -122,11 +122,16 @@ func (c *compiler) retain(was left) {
 		}
 	}
 	for _, mark := range was.marks {
-		plain := ipvs.Key{Family: c.opt.Family, Mark: mark}
-		masked := ipvs.Key{Family: c.opt.Family, Mark: mark | c.masqueradeMark()}
-		if !p.servers.wanted(plain).there && !p.servers.wanted(masked).there {
-			delete(c.marks, mark)
-		}
+		c.releaseMark(mark)
+	}
+}
+
+// releaseMark forgets whose a mark is, once no server has it.
+func (c *compiler) releaseMark(mark uint32) {
+	plain := ipvs.Key{Family: c.opt.Family, Mark: mark &^ c.masqueradeMark()}
+	masked := ipvs.Key{Family: c.opt.Family, Mark: mark | c.masqueradeMark()}
+	if !c.program.servers.wanted(plain).there && !c.program.servers.wanted(masked).there {
+		delete(c.marks, plain.Mark)
 	}
 }
 
@@ -135,19 +140,25 @@ func (c *compiler) forsake(k ipvs.Key) {
 	for addr := range c.drain.leaving[k] {
 		c.end(destination{k, addr})
 	}
-	if c.drain.retained[k] {
-		delete(c.drain.retained, k)
-		c.program.servers.drop(k)
+	c.letGo(k)
+}
+
+// letGo drops a server that was only there for endpoints that drained.
+func (c *compiler) letGo(k ipvs.Key) {
+	if !c.drain.retained[k] {
+		return
 	}
+	delete(c.drain.retained, k)
+	c.program.servers.drop(k)
+	c.releaseMark(k.Mark)
 }
 
 // end drops an endpoint that has drained, and its server if that was there for it alone.
 func (c *compiler) end(d destination) {
 	c.program.destinations.drop(d)
 	c.drain.forget(d)
-	if _, more := c.drain.leaving[d.server]; !more && c.drain.retained[d.server] {
-		delete(c.drain.retained, d.server)
-		c.program.servers.drop(d.server)
+	if _, more := c.drain.leaving[d.server]; !more {
+		c.letGo(d.server)
 	}
 }
 

@@ -264,6 +264,25 @@ func TestWhatDrainsIsMadeAnewWhenOthersRemoveIt(t *testing.T) {
 	}
 }
 
+// Others may change how packets come to an endpoint, or bound its connections.
+func TestAnEndpointThatOthersChangedIsPutRight(t *testing.T) {
+	l := newDrainLab(t)
+	l.sync(web(model.TCP, first), true)
+	k := edge.Key{Family: model.IPv4, Proto: model.TCP, Addr: netip.MustParseAddrPort("10.70.0.1:80")}
+	for name, o := range map[string]edge.Op{
+		"method": {Weight: 1, Method: edge.Route}, "bounds": {Weight: 1, Upper: 5, Lower: 3}, "weight": {Weight: 9},
+	} {
+		o.Verb, o.Key, o.To = edge.EditDestination, k, netip.MustParseAddrPort(atFirst)
+		if err := l.servers.Apply(t.Context(), []edge.Op{o})[0]; err != nil {
+			t.Fatal(err)
+		}
+		l.sync(web(model.TCP, first), true)
+		if dump := l.servers.Dump(); !strings.Contains(dump, "-> "+atFirst+" weight 1\n") {
+			t.Errorf("%s: not put right:\n%s", name, dump)
+		}
+	}
+}
+
 func TestUDPEndpointsGoAtOnce(t *testing.T) {
 	l := newDrainLab(t)
 	l.sync(web(model.UDP, first, second), true)

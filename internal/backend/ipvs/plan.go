@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -318,6 +319,9 @@ func (c *compiler) observed(o *Observation) {
 	shares := make(map[destination]share, len(o.destinations))
 	for d, v := range o.destinations {
 		shares[d] = share{v.Weight, moment(v.Upper)}
+		if v.Method != ipvs.Masquerade || v.Lower != 0 {
+			shares[d] = share{v.Weight, math.MaxUint32} // no endpoint is wanted so
+		}
 	}
 	p.destinations.observe(shares)
 	p.locals.observe(o.locals)

@@ -23,12 +23,27 @@ func (o *Observation) Rows() []backend.Row {
 		slices.SortFunc(list, func(a, b backend.RowEndpoint) int { return cmp.Compare(a.Addr.String(), b.Addr.String()) })
 		shareOut(list, heedsWeights(o.servers[k].Scheduler))
 	}
+	allowed := map[ipset.Entry][]netip.Prefix{}
+	for m := range o.members {
+		if at := m.entry; m.set == setAllowed {
+			at.Net = netip.Prefix{}
+			allowed[at] = append(allowed[at], m.entry.Net)
+		}
+	}
 	var rows []backend.Row
 	for m := range o.members {
 		if m.set != setServed {
 			continue
 		}
-		rows = append(rows, o.row(m.entry, endpoints))
+		r := o.row(m.entry, endpoints)
+		if _, filtered := o.members[member{setFiltered, m.entry}]; filtered {
+			r.Allow = allowed[m.entry]
+			slices.SortFunc(r.Allow, func(a, b netip.Prefix) int { return cmp.Compare(a.String(), b.String()) })
+			if len(r.Allow) == 0 {
+				r.Do, r.Reason = forward.Drop.String(), forward.SourceNotAllowed.String()
+			}
+		}
+		rows = append(rows, r)
 	}
 	slices.SortFunc(rows, func(a, b backend.Row) int {
 		return cmp.Or(cmp.Compare(a.Frontend, b.Frontend), cmp.Compare(a.Proto, b.Proto))
@@ -53,17 +68,6 @@ func (o *Observation) row(at ipset.Entry, endpoints map[ipvs.Key][]backend.RowEn
 		r.Do, r.Reason = forward.Drop.String(), forward.NoLocalEndpoints.String()
 	} else if !there || len(r.Endpoints) == 0 {
 		r.Do, r.Reason = forward.Reject.String(), forward.NoEndpoints.String()
-	}
-	if _, filtered := o.members[member{setFiltered, at}]; filtered {
-		for m := range o.members {
-			if m.set == setAllowed && m.entry.Addr == at.Addr && m.entry.Proto == at.Proto && m.entry.Port == at.Port {
-				r.Allow = append(r.Allow, m.entry.Net)
-			}
-		}
-		slices.SortFunc(r.Allow, func(a, b netip.Prefix) int { return cmp.Compare(a.String(), b.String()) })
-		if len(r.Allow) == 0 {
-			r.Do, r.Reason = forward.Drop.String(), forward.SourceNotAllowed.String()
-		}
 	}
 	return r
 }
