@@ -17,6 +17,7 @@ import (
 	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/loop"
 	"github.com/turnout-proxy/turnout/internal/metric"
+	"github.com/turnout-proxy/turnout/internal/watch/kube/event"
 )
 
 // metricsTimeout bounds an answer of the metrics server, a CPU profile among them.
@@ -32,11 +33,13 @@ type daemon struct {
 	log     *slog.Logger
 	loop    *loop.Loop
 	metrics *metric.Metrics
+	// events is nil where there is no API server.
+	events *event.Publisher
 }
 
 // runDaemon works until the context ends or a part cannot go on. Rules stay in any case.
 func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slog.Logger) error {
-	source, err := openSource(cfg, version, log)
+	source, server, err := openSource(cfg, version, log)
 	if err != nil {
 		return err
 	}
@@ -54,6 +57,9 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	}
 	d := &daemon{cfg: cfg, version: version, started: time.Now(), log: log}
 	d.metrics = metric.New(d.started, version)
+	if err := d.openEvents(server); err != nil {
+		return err
+	}
 	seats := openSeats(ctx, cfg, log)
 	if d.chosen, err = chooseMode(ctx, cfg, seats, log); err != nil {
 		return err
@@ -64,10 +70,11 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 		return err
 	}
 	checks := d.newHealth()
+	d.announce()
 	d.loop = loop.New(loop.Config{
 		Families: lanes, MinSyncPeriod: cfg.MinSyncPeriod, SyncPeriod: cfg.SyncPeriod,
 		VerifyPeriod: d.verifyPeriod(),
-		Logger:       log, Metrics: d.metrics, Health: checks, Started: saveMemory,
+		Logger:       log, Metrics: d.metrics, Health: checks, Started: saveMemory, Events: d.events,
 	})
 	addrs, err := link.Addrs()
 	if err != nil {
@@ -79,6 +86,9 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	g.Go(func() error { return d.watchHost(ctx) })
 	g.Go(func() error { return source(ctx, d.loop.Sink()) })
 	g.Go(func() error { return checks.Run(ctx) })
+	if d.events != nil {
+		g.Go(func() error { return d.events.Run(ctx) })
+	}
 	if cfg.Healthz.IsValid() {
 		g.Go(func() error { return d.serve(ctx, "health", cfg.Healthz, checks.Handler(), 0) })
 	}

@@ -16,34 +16,58 @@ import (
 	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/model"
 	"github.com/turnout-proxy/turnout/internal/watch/kube"
+	"github.com/turnout-proxy/turnout/internal/watch/kube/event"
 	"github.com/turnout-proxy/turnout/internal/watch/manifest"
 )
 
 // A source delivers objects to a sink until the context ends.
 type source func(ctx context.Context, sink model.Sink) error
 
-// openSource prepares the source that the configuration names. What cannot work is found here, before anything is
-// touched; a server that is away is not an error.
-func openSource(cfg *config.Config, version string, log *slog.Logger) (source, error) {
+// openSource prepares the source that the configuration names, and gives how the API server is reached if it is one. What
+// cannot work is found here, before anything is touched; a server that is away is not an error.
+func openSource(cfg *config.Config, version string, log *slog.Logger) (source, *kube.Server, error) {
 	if cfg.Manifests != "" {
 		log.Info("Reading objects from a directory", logkey.Path, cfg.Manifests)
 		return func(ctx context.Context, sink model.Sink) error {
 			return manifest.Watch(ctx, cfg.Manifests, cfg.NodeName, sink)
-		}, nil
+		}, nil, nil
 	}
 	c := cfg.Client
-	rest, err := kube.RESTConfig(kube.Connection{
+	server, err := kube.RESTConfig(kube.Connection{
 		Kubeconfig: c.Kubeconfig, Master: c.Master, AcceptContentTypes: c.AcceptContentTypes, ContentType: c.ContentType,
 		QPS: c.QPS, Burst: c.Burst, UserAgent: "kube-proxy/" + kubeVersion + " turnout/" + version,
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	log.Info("Reading objects from the API server", logkey.Address, rest.Host)
+	log.Info("Reading objects from the API server", logkey.Address, server.Host)
 	away := &outages{log: log, now: time.Now, seen: map[string]outage{}}
 	return func(ctx context.Context, sink model.Sink) error {
-		return kube.Run(ctx, kube.Config{REST: rest, NodeName: cfg.NodeName, OnStatus: away.report}, sink)
-	}, nil
+		return kube.Run(ctx, kube.Config{REST: server, NodeName: cfg.NodeName, OnStatus: away.report}, sink)
+	}, server, nil
+}
+
+// openEvents prepares to post Events to an API server; with none there is nobody to tell.
+func (d *daemon) openEvents(server *kube.Server) error {
+	if server == nil {
+		return nil
+	}
+	var err error
+	d.events, err = event.New(event.Config{
+		REST: server, NodeName: d.cfg.NodeName,
+		Count:  func(r event.Result) { d.metrics.Event(string(r)) },
+		Report: func(err error) { d.log.Warn("Events do not get through", logkey.Err, err) },
+	})
+	return err
+}
+
+// announce tells in Events that the daemon starts, and if another mode stands in for the one that was asked for.
+func (d *daemon) announce() {
+	d.events.Node("Starting", "", false)
+	if d.chosen.why != nil {
+		d.events.Node("ProxyModeFallback", fmt.Sprintf("mode %s stands in for mode %s: %v", d.chosen.mode, d.cfg.Mode,
+			d.chosen.why), true)
+	}
 }
 
 // outageRepeat is how soon an outage is logged again if its reason changes.

@@ -106,7 +106,7 @@ func TestProfilesAreServedOnlyWhenAskedFor(t *testing.T) {
 
 func TestWithoutAServerToAskTheDaemonSaysWhatToGive(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	_, err := openSource(&config.Config{}, "v0", slog.New(slog.DiscardHandler))
+	_, _, err := openSource(&config.Config{}, "v0", slog.New(slog.DiscardHandler))
 	if err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
 		t.Errorf("got %v, which should name --kubeconfig", err)
 	}

@@ -53,6 +53,7 @@ type Metrics struct {
 	conflicts                        *prometheus.GaugeVec
 	mode                             *prometheus.GaugeVec
 	healthPorts                      *prometheus.GaugeVec
+	events                           *prometheus.CounterVec
 	fallback                         *prometheus.GaugeVec
 }
 
@@ -155,6 +156,8 @@ func (m *Metrics) own() {
 		"Frontends that are not served because an older object has the same address.", familyLabel)
 	m.suppressed = m.counter("turnout_suppressed_log_lines_total", "Log lines left out because there were too many.")
 	m.mode = m.gauge("turnout_mode", "The mode in use; the value is always 1.", "mode", familyLabel)
+	m.events = m.counters("turnout_events_total",
+		"Events by result: posted, dropped (too many at once), failed (the API server did not take them).", "result")
 	m.fallback = m.gauge("turnout_proxy_mode_fallback",
 		"1 while another mode stands in for the one that was asked for, else 0.", "asked", "mode")
 	m.healthPorts = m.gauge("turnout_health_check_ports",

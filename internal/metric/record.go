@@ -57,6 +57,9 @@ func (m *Metrics) Round(r Round) {
 	}
 }
 
+// Event records what became of an Event.
+func (m *Metrics) Event(result string) { m.events.WithLabelValues(result).Inc() }
+
 // Fallback records whether another mode stands in for the one that was asked for.
 func (m *Metrics) Fallback(asked, mode string, stands bool) {
 	value := 0.0

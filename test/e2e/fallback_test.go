@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/turnout-proxy/turnout/internal/kernel"
 	"github.com/turnout-proxy/turnout/internal/kernel/ipvs"
 	"github.com/turnout-proxy/turnout/internal/model"
@@ -73,5 +75,47 @@ func TestWithoutIPVSAStrictDaemonEndsWithTheSameWords(t *testing.T) {
 				t.Errorf("it wrote rules: %s", line)
 			}
 		}
+	}
+}
+
+// What operators and owners of Services must know reaches them as Events.
+func TestEventsArriveAtTheAPIServer(t *testing.T) {
+	lackIPVS(t)
+	t.Parallel()
+	s := newSite(t, netns.Topology{Nodes: 2})
+	a := s.startAPI()
+	s1 := s.lab.Host("s1")
+	serve(t, s1, model.TCP, webPort)
+	n := s.node("na")
+	n.args = []string{"proxy", "--config", a.configFor("ipvs"), "--socket", n.socket}
+	bad := service("bad", tcpPort(80, 0), "10.96.1.40")
+	bad.Annotations = map[string]string{"turnout.dev/topology-weights": "node=many"}
+	a.service(bad)
+	a.service(web())
+	a.webEndpoints(s1)
+	n.start()
+	n.pool(s1)
+	for _, want := range []struct{ namespace, kind, name, reason, note string }{
+		{"default", "Node", "na", "Starting", ""},
+		{"default", "Node", "na", "ProxyModeFallback", "mode iptables stands in for mode ipvs"},
+		{namespace, "Service", "bad", "InvalidAnnotation", "node=many"},
+	} {
+		eventually(t, "an Event "+want.reason, func() error {
+			list, err := a.client.EventsV1().Events(want.namespace).List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for i := range list.Items {
+				e := &list.Items[i]
+				if e.Reason == want.reason && e.Regarding.Kind == want.kind && e.Regarding.Name == want.name &&
+					strings.Contains(e.Note, want.note) {
+					return nil
+				}
+			}
+			return fmt.Errorf("none of %d Events in %s", len(list.Items), want.namespace)
+		})
+	}
+	if got := n.metric(`turnout_events_total{result="posted"}`); got == "absent" || got == "0" {
+		t.Errorf("the metric of posted Events is %s", got)
 	}
 }

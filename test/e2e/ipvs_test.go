@@ -364,7 +364,8 @@ func TestIPVSPassesAFirewallThatDropsWhatIsForwarded(t *testing.T) {
 		from, to string
 		want     netns.Kind
 	}{
-		{"out", "10.20.0.11:30080", netns.OK}, {"far", webLB4 + ":80", netns.OK},
+		{"out", "10.20.0.11:30080", netns.OK},
+		{"far", webLB4 + ":80", netns.OK},
 		{"out", netip.AddrPortFrom(s1.Addr4(), webPort).String(), netns.Timeout},
 	} {
 		if r := s.lab.Host(c.from).Dial(netns.Call{To: netip.MustParseAddrPort(c.to), Timeout: 3 * time.Second}); r.Kind != c.want {
@@ -449,8 +450,11 @@ func TestIPVSEchoRequestsToServicesAreRefused(t *testing.T) {
 	na.start()
 	na.pool(s1)
 	for _, c := range []struct{ from, to, want string }{
-		{"c1", webIP4, "unreachable"}, {"c1", "10.96.1.20", "unreachable"}, {"out", webLB4, "unreachable"},
-		{"c1", "10.20.0.11", "answered"}, {"out", "10.20.0.11", "answered"},
+		{"c1", webIP4, "unreachable"},
+		{"c1", "10.96.1.20", "unreachable"},
+		{"out", webLB4, "unreachable"},
+		{"c1", "10.20.0.11", "answered"},
+		{"out", "10.20.0.11", "answered"},
 	} {
 		if got := echo(t, s.lab.Host(c.from), netip.MustParseAddr(c.to)); got != c.want {
 			t.Errorf("%s -> %s: %s, want %s", c.from, c.to, got, c.want)

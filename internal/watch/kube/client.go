@@ -43,6 +43,9 @@ type Connection struct {
 	UserAgent string
 }
 
+// A Server says how an API server is reached, in the client library's form.
+type Server = rest.Config
+
 // RESTConfig gives the configuration of clients for a connection.
 func RESTConfig(c Connection) (*rest.Config, error) {
 	cfg, err := c.load()

@@ -48,6 +48,7 @@ type settings struct {
 	server, token     string
 	services, perPool int
 	changes           int
+	client            http.Client
 }
 
 func main() {
@@ -58,6 +59,10 @@ func main() {
 	flag.IntVar(&s.perPool, "endpoints", 10, "endpoints of each")
 	flag.IntVar(&s.changes, "changes", 30, "how many changes are measured")
 	flag.Parse()
+	// The server's certificate is for other names than the one that it has from here.
+	s.client = http.Client{Timeout: time.Minute, Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above; it is a lab
+	}}
 	for _, command := range flag.Args() {
 		f, err := measure(context.Background(), s, command)
 		if err != nil {
@@ -68,7 +73,7 @@ func main() {
 		if err != nil {
 			panic(err)
 		}
-		fmt.Printf("FIGURE %s\n", text)
+		_, _ = fmt.Fprintf(os.Stdout, "FIGURE %s\n", text)
 	}
 }
 
@@ -89,13 +94,13 @@ func measure(ctx context.Context, s settings, command string) (figure, error) {
 	start := strings.Fields(parts[2])
 	log, err := os.CreateTemp("", "race-"+f.Name)
 	if err != nil {
-		return f, err
+		return f, fmt.Errorf("make a log: %w", err)
 	}
 	cmd := exec.Command(start[0], start[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	began := time.Now()
 	if err := cmd.Start(); err != nil {
-		return f, err
+		return f, fmt.Errorf("start %s: %w", f.Name, err)
 	}
 	defer func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -129,7 +134,7 @@ func (s settings) untilSynced(name string, began time.Time, log string) error {
 	for time.Since(began) < limit {
 		file, err := os.Open("/proc/net/ip_vs")
 		if err != nil {
-			return err
+			return fmt.Errorf("list virtual servers: %w", err)
 		}
 		n := 0
 		for lines := bufio.NewScanner(file); lines.Scan(); {
@@ -174,6 +179,7 @@ func (s settings) change(
 			time.Sleep(3 * time.Millisecond)
 		}
 		effects = append(effects, time.Since(asked).Seconds()*1000)
+		fmt.Fprintf(os.Stderr, "race: change %d took effect after %.0f ms\n", i+1, effects[len(effects)-1])
 		time.Sleep(time.Second)
 	}
 	slices.Sort(effects)
@@ -188,13 +194,13 @@ func (s settings) patch(service int, addr netip.Addr) error {
 	url := fmt.Sprintf("%s/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/svc-%d", s.server, service)
 	r, err := http.NewRequest(http.MethodPatch, url, strings.NewReader(body))
 	if err != nil {
-		return err
+		return fmt.Errorf("ask for a change: %w", err)
 	}
 	r.Header.Set("Content-Type", "application/json-patch+json")
 	r.Header.Set("Authorization", "Bearer "+s.token)
-	resp, err := client.Do(r)
+	resp, err := s.client.Do(r)
 	if err != nil {
-		return err
+		return fmt.Errorf("ask for a change: %w", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
@@ -203,11 +209,6 @@ func (s settings) patch(service int, addr netip.Addr) error {
 	}
 	return nil
 }
-
-// The server's certificate is for other names than the one that it has from here.
-var client = http.Client{Timeout: time.Minute, Transport: &http.Transport{
-	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // see above; it is a lab
-}}
 
 // cpu gives the processor time of a process and of its children that have ended.
 func cpu(pid int) time.Duration {
