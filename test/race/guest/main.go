@@ -119,7 +119,7 @@ func measure(ctx context.Context, s settings, command string) (figure, error) {
 	f.CPUAtRest = (cpu(cmd.Process.Pid) - before).Seconds() * 1000 / rest.Seconds()
 	effects, took, spent, err := s.change(ctx, table, cmd.Process.Pid)
 	if err != nil {
-		return f, fmt.Errorf("%s: %w", f.Name, err)
+		return f, fmt.Errorf("%s: %w; its last words: %s", f.Name, err, lastWords(log.Name()))
 	}
 	f.EffectP50, f.EffectP90, f.EffectMax = effects[len(effects)/2], effects[len(effects)*9/10], effects[len(effects)-1]
 	f.CPUGross = spent.Seconds() * 1000 / float64(s.changes)
@@ -148,8 +148,14 @@ func (s settings) untilSynced(name string, began time.Time, log string) error {
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
+	return fmt.Errorf("%s: no first sync within %v; its last words: %s", name, limit, lastWords(log))
+}
+
+// lastWords gives the end of a log.
+func lastWords(log string) string {
+	const most = 3000
 	text, _ := os.ReadFile(log)
-	return fmt.Errorf("%s: no first sync within %v; its log:\n%s", name, limit, text)
+	return string(text[max(0, len(text)-most):])
 }
 
 // change gives endpoints of Services other addresses, one after the other.
@@ -176,7 +182,7 @@ func (s settings) change(
 			if time.Since(asked) > 5*time.Minute {
 				return nil, 0, 0, errors.New("a change took no effect within 5 minutes")
 			}
-			time.Sleep(3 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond)
 		}
 		effects = append(effects, time.Since(asked).Seconds()*1000)
 		fmt.Fprintf(os.Stderr, "race: change %d took effect after %.0f ms\n", i+1, effects[len(effects)-1])
