@@ -4,19 +4,23 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/turnout-proxy/turnout/internal/config"
 	"github.com/turnout-proxy/turnout/internal/control"
+	"github.com/turnout-proxy/turnout/internal/health"
 	"github.com/turnout-proxy/turnout/internal/kernel/link"
 	"github.com/turnout-proxy/turnout/internal/logkey"
 	"github.com/turnout-proxy/turnout/internal/loop"
 	"github.com/turnout-proxy/turnout/internal/metric"
+	"github.com/turnout-proxy/turnout/internal/model"
 	"github.com/turnout-proxy/turnout/internal/watch/kube/event"
 )
 
@@ -60,7 +64,32 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	if err := d.openEvents(server); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g, ctx := errgroup.WithContext(ctx)
+	// What there is to serve is read while the machine is looked at: both take their time.
+	var early gate
+	g.Go(func() error { return source(ctx, early.put) })
+	checks := d.newHealth()
+	if err := d.prepare(ctx, checks); err != nil {
+		cancel()
+		return errors.Join(err, g.Wait())
+	}
+	early.open(d.loop.Sink())
+	d.announce()
+	d.run(ctx, g, checks, ln)
+	if err := g.Wait(); err != nil {
+		return err //nolint:wrapcheck // each part says what it is
+	}
+	log.Info("Stopped, all rules stay")
+	return nil
+}
+
+// prepare finds out what this machine can do, and makes the loop.
+func (d *daemon) prepare(ctx context.Context, checks *health.Health) error {
+	cfg, log := d.cfg, d.log
 	seats := openSeats(ctx, cfg, log)
+	var err error
 	if d.chosen, err = chooseMode(ctx, cfg, seats, log); err != nil {
 		return err
 	}
@@ -69,8 +98,6 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 	if err != nil {
 		return err
 	}
-	checks := d.newHealth()
-	d.announce()
 	d.loop = loop.New(loop.Config{
 		Families: lanes, MinSyncPeriod: cfg.MinSyncPeriod, SyncPeriod: cfg.SyncPeriod,
 		VerifyPeriod: d.verifyPeriod(),
@@ -81,10 +108,14 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 		return err
 	}
 	d.loop.SetHost(addrs)
-	g, ctx := errgroup.WithContext(ctx)
+	return nil
+}
+
+// run starts the parts that work side by side.
+func (d *daemon) run(ctx context.Context, g *errgroup.Group, checks *health.Health, ln net.Listener) {
+	cfg := d.cfg
 	g.Go(func() error { return d.loop.Run(ctx) })
 	g.Go(func() error { return d.watchHost(ctx) })
-	g.Go(func() error { return source(ctx, d.loop.Sink()) })
 	g.Go(func() error { return checks.Run(ctx) })
 	if d.events != nil {
 		g.Go(func() error { return d.events.Run(ctx) })
@@ -93,21 +124,43 @@ func runDaemon(ctx context.Context, cfg *config.Config, version string, log *slo
 		g.Go(func() error { return d.serve(ctx, "health", cfg.Healthz, checks.Handler(), 0) })
 	}
 	g.Go(func() error { return d.serve(ctx, "metrics", cfg.Metrics, d.metricsHandler(), metricsTimeout) })
-	if ln != nil {
-		g.Go(func() error {
-			server := control.NewServer(d)
-			server.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
-			if err := control.Serve(ctx, ln, server); err != nil {
-				log.Error("The control socket is gone and ls and trace will read the kernel", logkey.Err, err)
-			}
-			return nil
-		})
+	if ln == nil {
+		return
 	}
-	if err := g.Wait(); err != nil {
-		return err //nolint:wrapcheck // each part says what it is
+	g.Go(func() error {
+		server := control.NewServer(d)
+		server.ErrorLog = slog.NewLogLogger(d.log.Handler(), slog.LevelDebug)
+		if err := control.Serve(ctx, ln, server); err != nil {
+			d.log.Error("The control socket is gone and ls and trace will read the kernel", logkey.Err, err)
+		}
+		return nil
+	})
+}
+
+// A gate keeps what a source sends until there is somebody to take it.
+type gate struct {
+	mu   sync.Mutex
+	to   model.Sink
+	held []model.Event
+}
+
+// put is a model.Sink.
+func (g *gate) put(events ...model.Event) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.to != nil {
+		g.to(events...)
+		return
 	}
-	log.Info("Stopped, all rules stay")
-	return nil
+	g.held = append(g.held, events...)
+}
+
+// open hands over what was kept, and from then on everything at once.
+func (g *gate) open(to model.Sink) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	to(g.held...)
+	g.to, g.held = to, nil
 }
 
 // verifyPeriod gives how often everything is compared with the kernel though nothing suggests it. In mode ipvs nothing

@@ -45,7 +45,7 @@ func openSeats(ctx context.Context, cfg *config.Config, log *slog.Logger) []*sea
 	}
 	var opening sync.WaitGroup
 	for _, s := range seats {
-		opening.Go(func() { s.tables, s.flavour, s.reason, s.err = openTables(ctx, cfg.IPTables.Flavour, s.family) })
+		opening.Go(func() { s.tables, s.flavour, s.reason, s.err = openTables(ctx, cfg, s.family) })
 	}
 	opening.Wait()
 	return seats
@@ -146,8 +146,9 @@ func ipv6Enabled() bool {
 
 // openTables finds the tools for a family and checks that the kernel answers through them.
 func openTables(
-	ctx context.Context, want config.Flavour, f model.Family,
+	ctx context.Context, cfg *config.Config, f model.Family,
 ) (xtables.Tables, xtables.Flavour, string, error) {
+	want := cfg.IPTables.Flavour
 	flavour, reason := xtables.Flavour(want), "--iptables-flavour"
 	if want == config.FlavourAuto {
 		var err error
@@ -158,6 +159,9 @@ func openTables(
 	tables, err := xtables.Open(f, flavour) //nolint:contextcheck // it has a limit of its own
 	if err != nil {
 		return nil, "", "", err
+	}
+	if cfg.Mode == config.ModeIPVS { // what it needs of the rules is tried with the rest
+		return tables, flavour, reason, nil
 	}
 	if err := supported(ctx, f, flavour); err != nil {
 		return nil, "", "", err

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/turnout-proxy/turnout/internal/model"
@@ -96,8 +97,50 @@ func find(dirs []string, name string) string {
 	return ""
 }
 
+// An identity is what a tool said of itself.
+type identity struct {
+	flavour Flavour
+	version string
+}
+
+// identities remembers what tools said, as a start asks each of them several times. The zero value is ready.
+type identities struct {
+	mu    sync.Mutex
+	known map[toolFile]identity
+}
+
+// A toolFile is a program as it was when it was asked.
+type toolFile struct {
+	path     string
+	size     int64
+	modified time.Time
+}
+
+var asked identities //nolint:gochecknoglobals // a memory of files, which are the machine's and not a caller's
+
 // identify asks a tool for its flavour. Tools older than 1.8 name none; they are legacy.
 func identify(ctx context.Context, path string) (Flavour, string, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return "", "", fmt.Errorf("look for the tool: %w", err)
+	}
+	file := toolFile{path, st.Size(), st.ModTime()}
+	asked.mu.Lock()
+	defer asked.mu.Unlock()
+	if id, has := asked.known[file]; has {
+		return id.flavour, id.version, nil
+	}
+	flavour, version, err := askTool(ctx, path)
+	if err == nil {
+		if asked.known == nil {
+			asked.known = map[toolFile]identity{}
+		}
+		asked.known[file] = identity{flavour, version}
+	}
+	return flavour, version, err
+}
+
+func askTool(ctx context.Context, path string) (Flavour, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput()
