@@ -27,7 +27,7 @@ func TestConforms(t *testing.T) { backendtest.Run(t, mode()) }
 // With the addresses on a device, as kube-proxy has them, all is the same.
 func TestConformsOnADevice(t *testing.T) {
 	m := mode()
-	m.Name, m.Real = "ipvs on a device", nil
+	m.Name, m.Real, m.Families = "ipvs on a device", nil, []model.Family{model.IPv4}
 	m.Fake = func(_ testing.TB, f model.Family) backendtest.Kernel {
 		k := newFake(f)
 		k.Former, k.Routes = k.Routes, route.NewFakeDummy()

@@ -1,7 +1,7 @@
 // Command guest measures Service proxies in mode ipvs, one after the other, on the machine that it runs on, which is a
 // virtual one: package race starts it there. It decides what is measured and how; what is run comes by the flags.
 //
-// For each proxy: the time until every endpoint is in the kernel; the time from the answer of the API server to a changed
+// For each proxy: the time until its first sync has ended, by its own metric, and every endpoint is in the kernel; the time from the answer of the API server to a changed
 // EndpointSlice until the new endpoint is in the kernel; processor time, that of child processes included, at rest and
 // for each change; memory. Between two proxies everything is removed.
 package main
@@ -32,7 +32,9 @@ import (
 // A figure is what was measured of one proxy.
 type figure struct {
 	Name string `json:"name"`
-	// FirstSync is the time from the start until all endpoints are in the kernel.
+	// Endpoints is the time from the start until all endpoints are in the kernel, FirstSync until the first sync has ended:
+	// rules and sets may come after the endpoints.
+	Endpoints float64 `json:"endpointsSeconds"`
 	FirstSync float64 `json:"firstSyncSeconds"`
 	// Effect are the times of changes, in milliseconds, sorted.
 	EffectP50, EffectP90, EffectMax float64
@@ -112,9 +114,17 @@ func measure(ctx context.Context, s settings, command string) (figure, error) {
 	if err := s.untilSynced(f.Name, began, log.Name()); err != nil {
 		return f, err
 	}
+	f.Endpoints = time.Since(began).Seconds()
+	for !s.reportsSync() {
+		if time.Since(began) > limit {
+			return f, fmt.Errorf("%s: no first sync within %v; its last words: %s", f.Name, limit, lastWords(log.Name()))
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 	f.FirstSync = time.Since(began).Seconds()
 	f.StartCPU = cpu(cmd.Process.Pid).Seconds()
-	fmt.Fprintf(os.Stderr, "race: %s: first sync after %.2f s\n", f.Name, f.FirstSync)
+	fmt.Fprintf(os.Stderr, "race: %s: endpoints after %.2f s, first sync after %.2f s\n", f.Name, f.Endpoints,
+		f.FirstSync)
 	time.Sleep(5 * time.Second) // what follows a first sync
 	const rest = 40 * time.Second
 	before := cpu(cmd.Process.Pid)
@@ -131,9 +141,28 @@ func measure(ctx context.Context, s settings, command string) (figure, error) {
 	return f, nil
 }
 
+// limit is how long a first sync may take.
+const limit = 20 * time.Minute
+
+// reportsSync tells whether the proxy's metrics say that a sync of IPv4 has taken effect.
+func (s settings) reportsSync() bool {
+	resp, err := s.client.Get("http://127.0.0.1:10249/metrics")
+	if err != nil {
+		return false
+	}
+	defer func() { _ = resp.Body.Close() }()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		value, is := strings.CutPrefix(lines.Text(), `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} `)
+		if is {
+			return value != "0"
+		}
+	}
+	return false
+}
+
 // untilSynced waits until the kernel has all endpoints, by counting lines, which is cheap.
 func (s settings) untilSynced(name string, began time.Time, log string) error {
-	const limit = 20 * time.Minute
 	for time.Since(began) < limit {
 		file, err := os.Open("/proc/net/ip_vs")
 		if err != nil {
