@@ -475,6 +475,7 @@ func echo(t *testing.T, from *netns.Host, to netip.Addr) string {
 		defer func() { _ = conn.Close() }()
 		// Type 8, code 0, checksum, identifier 0x2a2a, number 1.
 		request := []byte{8, 0, 0xcd, 0xd4, 0x2a, 0x2a, 0, 1}
+		//nolint:forbidigo // this library asks for it
 		if _, err := conn.WriteTo(request, &net.IPAddr{IP: to.AsSlice()}); err != nil {
 			return err
 		}

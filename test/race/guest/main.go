@@ -1,9 +1,10 @@
 // Command guest measures Service proxies in mode ipvs, one after the other, on the machine that it runs on, which is a
 // virtual one: package race starts it there. It decides what is measured and how; what is run comes by the flags.
 //
-// For each proxy: the time until its first sync has ended, by its own metric, and every endpoint is in the kernel; the time from the answer of the API server to a changed
-// EndpointSlice until the new endpoint is in the kernel; processor time, that of child processes included, at rest and
-// for each change; memory. Between two proxies everything is removed.
+// For each proxy: the time until every endpoint is in the kernel, and until the first sync has ended by the proxy's own
+// metric; the time from the answer of the API server to a changed EndpointSlice until the new endpoint is in the kernel;
+// processor time, that of child processes included, at rest and for each change; memory. Between two proxies everything is
+// removed.
 package main
 
 import (
