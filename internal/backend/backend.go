@@ -58,6 +58,8 @@ type Problem struct {
 	Port   forward.PortName
 	Reason string
 	Err    error
+	// Served tells that it is served all the same, but not quite as asked.
+	Served bool
 }
 
 // Observed is what the kernel holds of one mode, as its backend read it.

@@ -112,11 +112,14 @@ func (f *momentFamily) rows(read *loop.ReadBack, synced bool) []answer.Row {
 	}
 	answer.Enliven(want, have)
 	for _, p := range f.trouble {
-		why := "refused by the kernel: " + p.Err
-		if p.Unsupported != "" {
+		drift, why := answer.DriftMissing, "refused by the kernel: "+p.Err
+		switch {
+		case p.Served:
+			drift, why = answer.DriftChanged, p.Err
+		case p.Unsupported != "":
 			why = p.Unsupported
 		}
-		answer.Blame(want, p.Port, why)
+		answer.Blame(want, p.Port, drift, why)
 	}
 	return want
 }

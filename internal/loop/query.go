@@ -60,6 +60,8 @@ type PortStatus struct {
 	// Unsupported is the mode's reason why it cannot serve the port; empty for one that the kernel refuses.
 	Unsupported string
 	Err         string
+	// Served tells of an unsupported port that it is served all the same, but not quite as asked.
+	Served bool
 	// Since, Attempts and NextRetry are set for a refused port.
 	Since     time.Time
 	Attempts  int
@@ -241,7 +243,7 @@ func (f *family) view() FamilyView {
 		})
 	}
 	for n, p := range f.ports.unsupported {
-		v.Ports = append(v.Ports, PortStatus{Port: n, Unsupported: p.Reason, Err: errText(p.Err)})
+		v.Ports = append(v.Ports, PortStatus{Port: n, Unsupported: p.Reason, Err: errText(p.Err), Served: p.Served})
 	}
 	slices.SortFunc(v.Ports, func(a, b PortStatus) int {
 		return cmp.Or(a.Port.Compare(b.Port), cmp.Compare(a.Unsupported, b.Unsupported))

@@ -147,8 +147,12 @@ func (l *Loop) takeProblems(f *family, w work, out outcome, now time.Time) {
 		}
 		l.line(now).Error("Service port cannot be served as asked in this mode", logkey.Family, f.name(),
 			logkey.PortName, p.Port.String(), logkey.Reason, p.Reason, logkey.Err, errText(p.Err))
+		severity := model.Error
+		if p.Served {
+			severity = model.Warning
+		}
 		l.publish(model.Finding{
-			Severity: model.Error, Kind: "Service", Object: p.Port.Name.String(), Reason: p.Reason,
+			Severity: severity, Kind: "Service", Object: p.Port.Name.String(), Reason: p.Reason,
 			Message: fmt.Sprintf("port %s (%s) cannot be served as asked: %s", p.Port, f.name(), errText(p.Err)),
 		})
 	}

@@ -149,7 +149,7 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 		if err := c.put(t.Port(n), t); err != nil {
 			problems = append(problems, backend.Problem{Port: n, Reason: "CannotExpress", Err: err})
 		} else if err := c.compromise(n); err != nil {
-			problems = append(problems, backend.Problem{Port: n, Reason: reasonScheduler, Err: err})
+			problems = append(problems, backend.Problem{Port: n, Reason: reasonScheduler, Err: err, Served: true})
 		}
 	}
 	c.retain(was)

@@ -134,7 +134,7 @@ func (c *compiler) lack(n forward.PortName, err error) []backend.Problem {
 			continue
 		}
 		p.reschedule(c)
-		problems = append(problems, backend.Problem{Port: other, Reason: reasonScheduler, Err: c.compromise(other)})
+		problems = append(problems, backend.Problem{Port: other, Reason: reasonScheduler, Err: c.compromise(other), Served: true})
 	}
 	return problems
 }

@@ -224,7 +224,7 @@ func TestManyDifferencesAreCounted(t *testing.T) {
 
 func TestAFailingPortIsSaidOnItsFrontends(t *testing.T) {
 	rows := Compare(wantedRows(), Held(model.IPv4, kernelRows()))
-	Blame(rows, forward.PortName{Name: model.Name{Namespace: "shop", Name: "web"}, Port: "http", Proto: model.TCP}, "why")
+	Blame(rows, forward.PortName{Name: model.Name{Namespace: "shop", Name: "web"}, Port: "http", Proto: model.TCP}, DriftMissing, "why")
 	for _, r := range rows {
 		want := Row{Drift: DriftNone}
 		if r.Service == "shop/web:http" {

@@ -273,13 +273,14 @@ func membership(want, have []Endpoint) string {
 	return "the kernel has it " + strings.Join(parts, ", ")
 }
 
-// Blame says on every frontend of a Service port why it is not served.
-func Blame(rows []Row, port forward.PortName, why string) {
+// Blame says on every frontend of a Service port why it is not served, or is served otherwise than it asks for. The drift
+// is that of rows which have none.
+func Blame(rows []Row, port forward.PortName, drift, why string) {
 	for i := range rows {
 		if r := &rows[i]; r.Service == port.Service() && r.Proto == port.Proto.String() && r.Drift != DriftExtra {
 			r.Detail = why
 			if r.Drift == DriftNone || r.Drift == "" {
-				r.Drift = DriftMissing
+				r.Drift = drift
 			}
 		}
 	}
