@@ -2,6 +2,7 @@ package loop
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,7 +65,7 @@ func TestABackendIsWokenWhenItAsksForIt(t *testing.T) {
 // A backend that always asks to be called at once does not take all the time.
 func TestABackendInAHurryIsNotWokenAllTheTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		counted := 0
+		var counted atomic.Int64
 		r := start(t, func(c *Config) {
 			c.Families[0].Backend = &countingBackend{
 				lateBackend: lateBackend{fakeBackend: c.Families[0].Backend.(*fakeBackend), idle: true, wake: time.Now()},
@@ -72,9 +73,9 @@ func TestABackendInAHurryIsNotWokenAllTheTime(t *testing.T) {
 			}
 		})
 		r.sync(service("web", "10.96.0.1"))
-		before := counted
+		before := counted.Load()
 		after(10 * time.Second)
-		if n := counted - before; n < 5 || n > 25 {
+		if n := counted.Load() - before; n < 5 || n > 25 {
 			t.Errorf("asked for a plan %d times in 10 s, want about once a second", n)
 		}
 		r.stop()
@@ -84,10 +85,10 @@ func TestABackendInAHurryIsNotWokenAllTheTime(t *testing.T) {
 // A countingBackend counts how often it is asked for a plan.
 type countingBackend struct {
 	lateBackend
-	diffs *int
+	diffs *atomic.Int64
 }
 
 func (b *countingBackend) Diff(have backend.Observed) backend.Plan {
-	*b.diffs++
+	b.diffs.Add(1)
 	return b.lateBackend.Diff(have)
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/turnout-proxy/turnout/test/netns"
 )
 
-// patience is how long a test waits for what must come to pass; the machine may be busy.
-const patience = 45 * time.Second
+// patience is how long a test waits for what must come to pass; the machine may be busy, and an emulated one is slow.
+var patience = map[bool]time.Duration{false: 45 * time.Second, true: 4 * time.Minute}[os.Getenv(ipvsEnv) == "1"]
 
 // A site is a cluster of namespaces with the program on its nodes.
 type site struct {
