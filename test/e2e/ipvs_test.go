@@ -179,7 +179,7 @@ func TestIPVSUDPClientsLeaveAnEndpointThatIsGone(t *testing.T) {
 	na.start()
 	na.ready()
 	traffic := s.lab.Host("c1").Load(netns.Load{
-		To: netip.MustParseAddrPort("10.96.1.53:53"), Proto: model.UDP, Rate: 20, Long: 2, Expect: []string{"s1", "s2"}, Timeout: time.Second,
+		To: netip.MustParseAddrPort("10.96.1.53:53"), Proto: model.UDP, Rate: 20, Long: 2, Expect: []string{"s1", "s2"}, Timeout: 5 * time.Second,
 	})
 	eventually(t, "s1 answers", func() error {
 		if n := traffic.Tally().ByServer["s1"]; n < 10 {

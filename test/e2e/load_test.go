@@ -52,7 +52,7 @@ func (s *site) load(routes []route, servers ...string) *load {
 		l.names = append(l.names, r.from+" -> "+r.to)
 		l.long += r.long
 		l.parts = append(l.parts, s.lab.Host(r.from).Load(netns.Load{
-			To: netip.MustParseAddrPort(r.to), Proto: model.TCP, Rate: r.rate, Long: r.long, Expect: servers,
+			To: netip.MustParseAddrPort(r.to), Proto: model.TCP, Rate: r.rate, Long: r.long, Expect: servers, Timeout: attempt,
 		}))
 	}
 	s.t.Cleanup(func() {

@@ -26,6 +26,9 @@ import (
 // patience is how long a test waits for what must come to pass; the machine may be busy, and an emulated one is slow.
 var patience = map[bool]time.Duration{false: 45 * time.Second, true: 4 * time.Minute}[os.Getenv(ipvsEnv) == "1"]
 
+// attempt is how long a connection of a load may take, 0 for the usual time: an emulated machine stands still at times.
+var attempt = map[bool]time.Duration{true: 20 * time.Second}[os.Getenv(ipvsEnv) == "1"]
+
 // A site is a cluster of namespaces with the program on its nodes.
 type site struct {
 	t   *testing.T

@@ -99,7 +99,7 @@ func classify(err error) trouble {
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return vanishing
-	case code == http.StatusForbidden, code == http.StatusUnauthorized:
+	case code == http.StatusForbidden:
 		return forbidden
 	case code == http.StatusTooManyRequests, code >= http.StatusInternalServerError:
 		return unreachable
