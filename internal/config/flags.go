@@ -36,6 +36,8 @@ func NewOptions() *Options {
 		healthzPort: healthzPort, metricsPort: metricsPort, addresses: string(AddressesRoutes), drain: defaultDrain,
 	}
 	applyDefaults(&o.set)
+	// As with kube-proxy, flags and a file differ here: a file without the field means no pause.
+	o.set.IPVS.MinSyncPeriod.Duration = time.Second
 	return o
 }
 

@@ -166,7 +166,7 @@ func TestParseErrorsNameTheLineAndTheFault(t *testing.T) {
 		head + "port a/b/tcp affinity=-3s":         `line 2: port a/b/tcp: affinity "-3s" is not a duration like 3h`,
 		head + "port a/b/tcp health=0":             `line 2: port a/b/tcp: health "0" is not a port number`,
 		head + "port a/b/tcp local-ready=":         `line 2: port a/b/tcp: local-ready "" is not a number`,
-		head + "port a/b/tcp x":                    `line 2: port a/b/tcp: no option "x"; there are affinity=, health= and local-ready=`,
+		head + "port a/b/tcp x":                    `line 2: port a/b/tcp: no option "x"; there are affinity=, scheduler=, health= and local-ready=`,
 		port:                                       "port a/b/tcp from line 2: neither a frontend nor a health check port",
 		port + "port c/d/tcp":                      "line 3: port a/b/tcp from line 2: neither a frontend nor a health check port",
 		port + "allow none":                        `line 3: "allow" does not belong here`,
