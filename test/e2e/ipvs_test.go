@@ -374,29 +374,6 @@ func TestIPVSPassesAFirewallThatDropsWhatIsForwarded(t *testing.T) {
 	}
 }
 
-// B010: a client that dials again and again from one port need not wait.
-func TestIPVSAClientMayUseItsPortAgain(t *testing.T) {
-	s, s1, s2, na := ipvsSite(t)
-	na.start()
-	na.pool(s1, s2)
-	c1 := s.lab.Host("c1")
-	from := netip.AddrPortFrom(c1.Addr4(), 23480)
-	var slowest time.Duration
-	for range 15 {
-		start := time.Now()
-		r := c1.Dial(netns.Call{To: netip.MustParseAddrPort(webIP4 + ":80"), From: from})
-		if r.Kind != netns.OK {
-			t.Fatalf("%v after %v", r, time.Since(start))
-		}
-		slowest = max(slowest, time.Since(start))
-	}
-	t.Logf("the slowest of 15 took %v", slowest)
-	// A first packet that is dropped is sent again after a second.
-	if slowest >= time.Second {
-		t.Errorf("a connection took %v", slowest)
-	}
-}
-
 // B013: a client of a Service with affinity stays while it comes back in time, and is free again at most as long after as
 // the kernel keeps its last flow.
 func TestIPVSAffinityEnds(t *testing.T) {
