@@ -45,7 +45,7 @@ func openSeats(ctx context.Context, cfg *config.Config, log *slog.Logger) []*sea
 	}
 	var opening sync.WaitGroup
 	for _, s := range seats {
-		opening.Go(func() { s.tables, s.flavour, s.reason, s.err = openTables(ctx, cfg, s.family) })
+		opening.Go(func() { s.tables, s.flavour, s.reason, s.err = openTables(ctx, cfg.IPTables.Flavour, s.family) })
 	}
 	opening.Wait()
 	return seats
@@ -82,6 +82,9 @@ func openLanes(
 
 func openLane(ctx context.Context, cfg *config.Config, _ choice, s *seat, log *slog.Logger) (loop.Family, error) {
 	f := s.family
+	if err := supported(ctx, f, s.flavour); err != nil {
+		return loop.Family{}, err
+	}
 	log.Info("Using iptables Proxier", logkey.Family, f, flavourKey, s.flavour, logkey.Reason, s.reason)
 	builder := forward.NewBuilder(forwardConfig(cfg, config.ModeIPTables, f))
 	if f == model.IPv4 && builder.Table().Context.NodePorts.Loopback {
@@ -144,11 +147,10 @@ func ipv6Enabled() bool {
 	return err != nil || strings.TrimSpace(string(value)) != "1"
 }
 
-// openTables finds the tools for a family and checks that the kernel answers through them.
+// openTables finds the tools for a family. Whether the kernel takes what a mode writes with them is for the mode to try.
 func openTables(
-	ctx context.Context, cfg *config.Config, f model.Family,
+	ctx context.Context, want config.Flavour, f model.Family,
 ) (xtables.Tables, xtables.Flavour, string, error) {
-	want := cfg.IPTables.Flavour
 	flavour, reason := xtables.Flavour(want), "--iptables-flavour"
 	if want == config.FlavourAuto {
 		var err error
@@ -158,12 +160,6 @@ func openTables(
 	}
 	tables, err := xtables.Open(f, flavour) //nolint:contextcheck // it has a limit of its own
 	if err != nil {
-		return nil, "", "", err
-	}
-	if cfg.Mode == config.ModeIPVS { // what it needs of the rules is tried with the rest
-		return tables, flavour, reason, nil
-	}
-	if err := supported(ctx, f, flavour); err != nil {
 		return nil, "", "", err
 	}
 	return tables, flavour, reason, nil
