@@ -69,8 +69,8 @@ func refuseIfRunning(ctx context.Context, socket string) error {
 
 // cleanup empties every place and says what it removed. A place that fails does not keep the others from being cleaned.
 func (a *app) cleanup(ctx context.Context, w io.Writer, cfg *config.Config) error {
-	if a.getuid() != 0 {
-		return errors.New("only root can remove rules; run as root")
+	if err := a.needRootAlways("remove rules"); err != nil {
+		return err
 	}
 	all, err := places(ctx, cfg)
 	if err != nil {
@@ -78,31 +78,34 @@ func (a *app) cleanup(ctx context.Context, w io.Writer, cfg *config.Config) erro
 	}
 	var failed []error
 	removed := false
-	later := map[int]bool{}
-	for i := 0; i < len(all); i++ {
-		p := all[i]
+	clean := func(p place) error {
 		text, err := empty(ctx, p)
-		if err != nil && p.mode == config.ModeIPVS && !later[i] {
-			// Rules of the other flavour may still name its sets.
-			all = append(all, p)
-			later[len(all)-1] = true
-			continue
-		}
 		if err != nil {
-			failed = append(failed, fmt.Errorf("clean %s: %w", p, err))
-			continue
+			return fmt.Errorf("clean %s: %w", p, err)
 		}
-		if text != "" {
-			removed = true
-			if err := written(fmt.Fprintf(w, "%s: removed %s\n", p, text)); err != nil {
-				return err
-			}
+		if text == "" {
+			return nil
+		}
+		removed = true
+		return written(fmt.Fprintf(w, "%s: removed %s\n", p, text))
+	}
+	var again []place
+	for _, p := range all {
+		if err := clean(p); err != nil {
+			again = append(again, p)
 		}
 	}
-	if !removed && len(failed) == 0 {
+	// Rules of one flavour may name sets that were to go with those of the other, so what failed is tried once more.
+	for _, p := range again {
+		failed = append(failed, clean(p))
+	}
+	if err := errors.Join(failed...); err != nil {
+		return err
+	}
+	if !removed {
 		return written(fmt.Fprintln(w, "Nothing to remove."))
 	}
-	return errors.Join(failed...)
+	return nil
 }
 
 // empty syncs one place to the empty table and gives what was removed.

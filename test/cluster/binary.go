@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,8 +11,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
-	"time"
+
+	"github.com/turnout-proxy/turnout/test/filelock"
 )
 
 // The programs that Binary can build.
@@ -57,7 +56,7 @@ func Binary(ctx context.Context, name string, progress io.Writer) (string, error
 	if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o755); err != nil {
 		return "", fmt.Errorf("make the cache directory: %w", err)
 	}
-	unlock, err := lock(ctx, filepath.Join(dir, "lock"))
+	unlock, err := filelock.Lock(ctx, filepath.Join(dir, "lock"))
 	if err != nil {
 		return "", err
 	}
@@ -83,32 +82,6 @@ func Binary(ctx context.Context, name string, progress io.Writer) (string, error
 func executable(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
-}
-
-// lock waits until no other process holds the file.
-func lock(ctx context.Context, path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("open the lock of the build: %w", err)
-	}
-	tick := time.NewTicker(askEvery)
-	defer tick.Stop()
-	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			_ = f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			_ = f.Close()
-			return nil, fmt.Errorf("another process is still building: %w", ctx.Err())
-		}
-	}
 }
 
 // A builder makes a module of its own that requires the release. The repository's module must not: the release pins

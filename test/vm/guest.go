@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/turnout-proxy/turnout/test/filelock"
 )
 
 // The two ways to have a processor, as QEMU's option -accel calls them.
@@ -180,7 +182,7 @@ func (g *guest) bestAccel(ctx context.Context) string {
 	if err != nil {
 		return tcg
 	}
-	unlock, err := lock(ctx, g.kernel.dir+".lock")
+	unlock, err := filelock.Lock(ctx, g.kernel.dir+".lock")
 	if err != nil {
 		return tcg
 	}

@@ -3,7 +3,6 @@ package vm
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,8 +11,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
-	"time"
+
+	"github.com/turnout-proxy/turnout/test/filelock"
 )
 
 // A kernel is one that is unpacked and ready to boot.
@@ -61,7 +60,7 @@ func fetch(ctx context.Context, series, dir string, progress io.Writer) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return fmt.Errorf("make the cache directory: %w", err)
 	}
-	unlock, err := lock(ctx, dir+".lock")
+	unlock, err := filelock.Lock(ctx, dir+".lock")
 	if err != nil {
 		return err
 	}
@@ -112,33 +111,6 @@ func unpack(ctx context.Context, half, dir string, progress io.Writer) error {
 		return fmt.Errorf("put the kernel into the cache: %w", err)
 	}
 	return nil
-}
-
-// lock waits until no other process holds the file.
-func lock(ctx context.Context, path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("open the lock of the cache: %w", err)
-	}
-	const askEvery = 100 * time.Millisecond
-	tick := time.NewTicker(askEvery)
-	defer tick.Stop()
-	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			_ = f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			_ = f.Close()
-			return nil, fmt.Errorf("another process still holds %s: %w", path, ctx.Err())
-		}
-	}
 }
 
 // newest finds the package with the highest version of a series among names of packages, or gives "". Only the plain

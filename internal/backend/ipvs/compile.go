@@ -146,7 +146,7 @@ func (c *compiler) update(t *forward.Table, d forward.Delta) []backend.Problem {
 	}
 	var problems []backend.Problem
 	for _, n := range names {
-		if err := c.put(t.Port(n), t); err != nil {
+		if err := c.put(t, n); err != nil {
 			problems = append(problems, backend.Problem{Port: n, Reason: "CannotExpress", Err: err})
 		} else if err := c.compromise(n); err != nil {
 			problems = append(problems, backend.Problem{Port: n, Reason: reasonScheduler, Err: err, Served: true})
@@ -270,11 +270,11 @@ func (c *compiler) retract(n forward.PortName, was *left) {
 }
 
 // put renders a port, or leaves it out.
-func (c *compiler) put(port *forward.Port, t owners) error {
-	if port == nil || c.refused[port.Name] != nil {
+func (c *compiler) put(t *forward.Table, n forward.PortName) error {
+	port := t.Port(n)
+	if port == nil || c.refused[n] != nil {
 		return nil //nolint:nilerr // that the kernel refused it was reported then
 	}
-	n := port.Name
 	r := renderer{opt: c.opt, ctx: &c.ctx, table: t, mark: c.mark, port: port}
 	r.scheduler, r.sticky, _ = c.schedulers(port) // compromise tells what became of the wish
 	out, err := r.render()

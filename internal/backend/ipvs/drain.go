@@ -168,10 +168,9 @@ func (c *compiler) adopt(o *Observation) {
 		return
 	}
 	now := c.opt.Now()
-	marks := o.marks()
 	for d, v := range o.destinations {
 		if !c.program.destinations.wanted(d).there {
-			c.adoptOne(o, d, v, marks, now)
+			c.adoptOne(o, d, v, now)
 		}
 	}
 	for k, list := range c.drain.leaving {
@@ -185,11 +184,9 @@ func (c *compiler) adopt(o *Observation) {
 }
 
 // adoptOne lets an endpoint drain that is not wanted, if its frontend is.
-func (c *compiler) adoptOne(
-	o *Observation, d destination, v ipvs.Destination, marks map[uint32]forward.Key, now time.Time,
-) {
+func (c *compiler) adoptOne(o *Observation, d destination, v ipvs.Destination, now time.Time) {
 	mark := d.server.Mark &^ c.masqueradeMark()
-	if at, ours := marks[mark]; ours && mark != 0 {
+	if at, ours := o.possible[mark]; ours && mark != 0 {
 		if _, known := c.marks[mark]; !known {
 			c.marks[mark] = at
 		}

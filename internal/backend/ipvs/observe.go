@@ -29,6 +29,8 @@ type Observation struct {
 	former []netip.Addr
 	// foreign are the virtual servers of others.
 	foreign map[ipvs.Key]bool
+	// possible has the marks that the frontends may have, each with its frontend. It is empty without servers of marks.
+	possible map[uint32]forward.Key
 }
 
 // observe reads the kernel.
@@ -51,6 +53,9 @@ func observe(ctx context.Context, k Kernel, opt Options) (*Observation, error) {
 	servers, err := k.Servers.List(ctx, opt.Family)
 	if err != nil {
 		return nil, fmt.Errorf("read the virtual servers: %w", err)
+	}
+	if slices.ContainsFunc(servers, func(s ipvs.Server) bool { return s.Mark != 0 }) {
+		o.possible = o.marks()
 	}
 	owned := o.owner()
 	for _, s := range servers {
@@ -114,7 +119,7 @@ func (o *Observation) owner() func(ipvs.Key) bool {
 			marks[mark] = true
 		}
 	}
-	for mark := range o.marks() {
+	for mark := range o.possible {
 		marks[mark] = true
 	}
 	for mark := range maps.Clone(marks) {

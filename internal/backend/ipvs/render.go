@@ -107,17 +107,12 @@ func (s service) masquerade() (string, error) {
 	return "", errors.New("who is masqueraded has no form in this mode")
 }
 
-// Owners tell which port a frontend belongs to, as a forwarding table does.
-type owners interface {
-	Owner(k forward.Key) (forward.PortName, bool)
-}
-
 // renderer writes one Service port.
 type renderer struct {
 	opt Options
 	ctx *forward.Context
 	// table answers whose an address is.
-	table owners
+	table *forward.Table
 	// scheduler is the port's, sticky the one by which clients stay where the kernel cannot remember them.
 	scheduler, sticky Scheduler
 	mark              func(forward.Key) uint32
@@ -235,20 +230,26 @@ func (r *renderer) filter(f *forward.Frontend, at ipset.Entry) {
 }
 
 func (r *renderer) serve(key ipvs.Key, pool forward.Pool) {
-	s := server{key: key, how: ipvs.Properties{Scheduler: r.scheduler.Name, Flags: r.scheduler.Flags}}
-	switch {
-	case r.port.Affinity > 0 && key.Mark != 0:
-		// A server of a mark that remembers its clients sends them to the port that they dialled, not to the endpoint's.
-		// So the client's address decides, and another endpoint takes over from one that drains.
-		s.how.Scheduler, s.how.Flags = r.sticky.Name, r.sticky.Flags
-	case r.port.Affinity > 0:
-		s.how.Flags |= ipvs.Persistent
-		s.how.Timeout = wholeSeconds(r.port.Affinity)
-	}
+	s := server{key: key, how: properties(r.port, key, r.scheduler, r.sticky)}
 	if pool != 0 {
 		s.endpoints = r.port.Endpoints(pool)
 	}
 	r.out.servers = append(r.out.servers, s)
+}
+
+// properties says how a virtual server of a port serves, given the port's scheduler and the sticky one.
+func properties(p *forward.Port, k ipvs.Key, own, stays Scheduler) ipvs.Properties {
+	switch {
+	case p.Affinity > 0 && k.Mark != 0:
+		// A server of a mark that remembers its clients sends them to the port that they dialled, not to the endpoint's.
+		// So the client's address decides, and another endpoint takes over from one that drains.
+		return ipvs.Properties{Scheduler: stays.Name, Flags: stays.Flags}
+	case p.Affinity > 0:
+		return ipvs.Properties{
+			Scheduler: own.Name, Flags: own.Flags | ipvs.Persistent, Timeout: wholeSeconds(p.Affinity),
+		}
+	}
+	return ipvs.Properties{Scheduler: own.Name, Flags: own.Flags}
 }
 
 // wholeSeconds rounds up: the kernel counts in seconds.

@@ -156,11 +156,7 @@ func (p *compiled) reschedule(c *compiler) {
 	own, stays, _ := c.schedulers(p.port) // compromise tells what became of the wish
 	for i := range p.servers {
 		s := &p.servers[i]
-		choose := own
-		if p.port.Affinity > 0 && s.key.Mark != 0 {
-			choose = stays
-		}
-		s.how.Scheduler, s.how.Flags = choose.Name, s.how.Flags&ipvs.Persistent|choose.Flags
+		s.how = properties(p.port, s.key, own, stays)
 		c.program.servers.set(s.key, s.how)
 	}
 }
